@@ -1,0 +1,36 @@
+# A thin front for Meson. `make help` lists the targets.
+BUILD ?= build
+SETUP := tools/setup
+
+.PHONY: all help setup test demo bench clean install
+
+all: $(BUILD)/build.ninja
+	ninja -C $(BUILD)
+
+help:
+	@echo "make        build the library, the command and the reference engine into $(BUILD)/"
+	@echo "make demo   install what is missing, build, and answer a prompt across two engines"
+	@echo "make test   install what is missing, build, and run every test"
+	@echo "make bench  measure on this machine and print what was measured"
+	@echo "make clean  remove $(BUILD)/"
+
+setup:
+	@$(SETUP)
+
+$(BUILD)/build.ninja: | setup
+	meson setup $(BUILD)
+
+test: setup
+	@tools/test $(BUILD)
+
+demo: setup
+	@tools/demo $(BUILD)
+
+bench: setup
+	@tools/bench $(BUILD)
+
+install: all
+	meson install -C $(BUILD)
+
+clean:
+	rm -rf $(BUILD)

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVFERRY_AGENT_H
+#define KVFERRY_AGENT_H
+
+/*
+ * The agent: registered memory, peers, one-sided transfers and notifications, with the semantics
+ * and the wire format of a NIXL agent with its UCX backend.
+ *
+ * Threads: one agent belongs to one thread (the data thread). Every function here is called on it,
+ * and every callback runs on it, only from inside kvf_agent_progress(), never inside the call that
+ * started the operation. Nothing here blocks; nothing spins.
+ */
+
+#include "kvferry/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kvf_agent;
+
+/* By-value handles. A stale one is answered with KVF_ENOTFOUND, never with undefined behaviour. */
+struct kvf_peer_id {
+    uint64_t value; /* 0 is never valid */
+};
+struct kvf_transfer_id {
+    uint64_t value; /* 0 is never valid */
+};
+
+enum kvf_memory_kind { /* values are NIXL's */
+                       KVF_MEMORY_DRAM = 0,
+                       KVF_MEMORY_VRAM = 1,
+};
+
+enum kvf_operation { /* values are NIXL's */
+                     KVF_READ = 0,
+                     KVF_WRITE = 1,
+};
+
+/* What became of a finished transfer. Times are CLOCK_MONOTONIC nanoseconds. */
+struct kvf_transfer_stats {
+    uint64_t bytes;
+    uint64_t run_count; /* operations after merging */
+    uint64_t post_start_ns;
+    uint64_t post_end_ns;
+    uint64_t done_ns;
+};
+
+struct kvf_agent_callbacks {
+    void *ctx;
+    /* A notification arrived. `name` is what the sender wrote (not authenticated), NUL-terminated.
+     * Both are borrowed until return. */
+    void (*notification)(void *ctx, const char *name, const void *message, size_t message_len);
+    /* A posted transfer is terminal: no operation of it can still touch local memory, and its id
+     * is stale from here on. On KVF_OK all bytes are visible at the target and the notification,
+     * if any, has been handed to the transport after that. Exactly once per successful post. */
+    void (*transfer_done)(void *ctx, struct kvf_transfer_id transfer, uint64_t user_data,
+                          enum kvf_status status, const struct kvf_transfer_stats *stats);
+    /* The connection to a peer failed. All its transfers have been or will be reported failed.
+     * The peer stays loaded but dead: posts answer KVF_EDISCONNECTED until it is dropped and
+     * loaded again. Once per load. */
+    void (*peer_lost)(void *ctx, struct kvf_peer_id peer, const char *reason);
+    /* A notification accepted by kvf_agent_notify could not be delivered. */
+    void (*notify_failed)(void *ctx, struct kvf_peer_id peer, uint64_t user_data,
+                          enum kvf_status status);
+};
+
+struct kvf_agent_options {
+    size_t size;      /* sizeof(struct kvf_agent_options); set by KVF_AGENT_OPTIONS_INIT */
+    const char *name; /* unique per process start; NULL: a fresh uuid4 */
+    const char *lane; /* "ucx" (default) or "mem" (tests, simulator) */
+    void *lane_ctx;   /* "mem": the struct kvfi_mem_net to join */
+    struct kvf_agent_callbacks callbacks;
+    const struct kvf_allocator *allocator; /* NULL: malloc */
+};
+#define KVF_AGENT_OPTIONS_INIT                                                                     \
+    {                                                                                              \
+        .size = sizeof(struct kvf_agent_options)                                                   \
+    }
+
+/* Returns owned. KVF_ENOTSUP when the transport cannot serve (the text names it and the remedy). */
+KVF_API enum kvf_status kvf_agent_create(const struct kvf_agent_options *options,
+                                         struct kvf_agent **agent_p,
+                                         struct kvf_error *error) KVF_MUST_USE;
+/* Stops everything: transfers that are under way are driven to their end first (no callbacks are
+ * made any more), peers closed, memory released. After return no operation of ours touches the
+ * registered memory. NULL is allowed. */
+KVF_API void kvf_agent_destroy(struct kvf_agent *agent);
+
+/* The agent's name, valid as long as the agent. */
+KVF_API const char *kvf_agent_name(const struct kvf_agent *agent);
+
+/* ---- progress ------------------------------------------------------------------------------- */
+
+/* A descriptor for epoll (EPOLLIN), owned by the agent; -1 when the lane has none (then the caller
+ * polls). Protocol: progress until it returns 0, then arm; KVF_OK means it is safe to sleep on the
+ * descriptor, KVF_AGAIN means something arrived in between: progress again. */
+KVF_API int kvf_agent_fd(const struct kvf_agent *agent);
+KVF_API enum kvf_status kvf_agent_arm(struct kvf_agent *agent) KVF_MUST_USE;
+/* Advances everything and makes callbacks. Returns how many things moved; bounded per call. */
+KVF_API unsigned kvf_agent_progress(struct kvf_agent *agent);
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/* Registers [addr, addr+length). The caller lends the memory until kvf_agent_deregister returns
+ * KVF_OK. Refused: empty, wrapping, exact duplicate (KVF_EEXIST; a peer would refuse our metadata
+ * later), VRAM without support (KVF_ENOTSUP). */
+KVF_API enum kvf_status kvf_agent_register(struct kvf_agent *agent, void *addr, size_t length,
+                                           enum kvf_memory_kind kind, uint64_t device_id,
+                                           struct kvf_error *error) KVF_MUST_USE;
+/* KVF_EBUSY while a transfer uses it, KVF_ENOTFOUND when not registered in exactly this form. */
+KVF_API enum kvf_status kvf_agent_deregister(struct kvf_agent *agent, void *addr, size_t length,
+                                             enum kvf_memory_kind kind,
+                                             uint64_t device_id) KVF_MUST_USE;
+
+/* ---- metadata and peers --------------------------------------------------------------------- */
+
+/* The full metadata blob (NIXL's getLocalMD). *blob_p is returned owned: free it with
+ * kvf_agent_blob_free. */
+KVF_API enum kvf_status kvf_agent_metadata(struct kvf_agent *agent, void **blob_p, size_t *len_p,
+                                           struct kvf_error *error) KVF_MUST_USE;
+KVF_API void kvf_agent_blob_free(struct kvf_agent *agent, void *blob);
+
+/* Loads a peer's blob (borrowed until return). NIXL's rules: a known name with the same connection
+ * adds regions; with another connection: KVF_ENOTALLOWED and nothing changes; our own name:
+ * KVF_EINVAL; malformed: KVF_EFORMAT; no common backend: KVF_ENOTSUP. A blob that fails half-way
+ * leaves no trace. *peer_p is the same for repeated loads of a live peer. */
+KVF_API enum kvf_status kvf_agent_load(struct kvf_agent *agent, const void *blob, size_t len,
+                                       struct kvf_peer_id *peer_p,
+                                       struct kvf_error *error) KVF_MUST_USE;
+/* Forgets the peer. New calls with its id answer KVF_ENOTFOUND at once; its transfers end as
+ * KVF_ECANCELED or with their own result, and resources go when the last one is terminal.
+ * The same name may be loaded again at once. */
+KVF_API enum kvf_status kvf_agent_drop(struct kvf_agent *agent,
+                                       struct kvf_peer_id peer) KVF_MUST_USE;
+/* The peer's name, valid until it is dropped; NULL for a stale id. */
+KVF_API const char *kvf_agent_peer_name(const struct kvf_agent *agent, struct kvf_peer_id peer);
+
+/* ---- transfers ------------------------------------------------------------------------------ */
+
+/* One side of one region: where block `id` lies. address = base + id * stride + offset. */
+struct kvf_block_table {
+    uint64_t base;
+    uint64_t stride_bytes;
+    uint64_t block_count; /* ids at or above are refused */
+    uint64_t offset_bytes;
+    uint64_t device_id;
+    enum kvf_memory_kind kind;
+};
+
+/* The same slice of every listed block of one region, on both sides. */
+struct kvf_plan_region {
+    struct kvf_block_table local;
+    struct kvf_block_table remote;
+    uint64_t length_bytes; /* per block; offset + length <= stride, stride 0 only with one block */
+    uint32_t group;        /* which of the plan's block lists applies */
+};
+
+/* Block ids, paired by position. */
+struct kvf_block_pairs {
+    const uint32_t *local_ids;
+    const uint32_t *remote_ids;
+    size_t count;
+};
+
+/* A transfer is a plan, never one record per descriptor. Borrowed until kvf_agent_post returns.
+ * Order: region, then block. Runs that touch on both sides become one operation. */
+struct kvf_plan {
+    const struct kvf_plan_region *regions;
+    size_t region_count;
+    const struct kvf_block_pairs *groups;
+    size_t group_count;
+};
+
+/* Starts a transfer. Everything is checked first: ids against block_count, every address against
+ * one registered local region and one region the peer advertised; nothing is posted otherwise
+ * (KVF_EINVAL with the id or address in the text). `notification` (may be NULL with length 0:
+ * none) is copied; it leaves only after all bytes are visible at the target. user_data comes back
+ * in transfer_done. An empty plan is allowed when there is a notification.
+ * Errors: KVF_ENOTFOUND stale peer, KVF_EDISCONNECTED lost peer, KVF_ENOMEM. */
+KVF_API enum kvf_status kvf_agent_post(struct kvf_agent *agent, enum kvf_operation operation,
+                                       struct kvf_peer_id peer, const struct kvf_plan *plan,
+                                       const void *notification, size_t notification_len,
+                                       uint64_t user_data, struct kvf_transfer_id *transfer_p,
+                                       struct kvf_error *error) KVF_MUST_USE;
+
+/* Sends a notification without a transfer; the message is copied. Delivery is reliable while the
+ * connection lives and ordered among notifications to the same peer. */
+KVF_API enum kvf_status kvf_agent_notify(struct kvf_agent *agent, struct kvf_peer_id peer,
+                                         const void *message, size_t message_len,
+                                         uint64_t user_data, struct kvf_error *error) KVF_MUST_USE;
+
+/* What is alive, for leak gates and debug output. */
+struct kvf_agent_usage {
+    size_t regions;
+    size_t peers;         /* loaded, dead ones included */
+    size_t peers_closing; /* dropped, waiting for their last operation */
+    size_t transfers;
+    size_t notifications; /* handed to the transport, not yet complete */
+};
+KVF_API void kvf_agent_usage(const struct kvf_agent *agent, struct kvf_agent_usage *usage);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
