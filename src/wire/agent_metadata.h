@@ -49,7 +49,7 @@ struct kvfi_agent_metadata {
     const char *engine_id;
     struct kvfi_span agent_metadata; /* NIXL blob, opaque here */
     struct kvfi_u64_array kv_caches_base_addr;
-    int64_t device_id;
+    uint64_t device_id;
     uint64_t num_blocks; /* kernel blocks per attention region */
     struct kvfi_u64_array block_lens;
     struct kvfi_u64_array block_strides;
