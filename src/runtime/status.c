@@ -4,40 +4,42 @@
 #include <stdio.h>
 #include <string.h>
 
+struct row {
+    enum kvf_status status;
+    const char *name;
+    const char *text;
+    const char *scope;
+};
+
+static const struct row *find_row(enum kvf_status status)
+{
+    static const struct row rows[] = {
+#define ROW(name, value, text, scope) {(name), #name, (text), (scope)},
+        KVF_STATUS_LIST(ROW)
+#undef ROW
+    };
+    static const struct row unknown = {KVF_EINTERNAL, "unknown status", "unknown status",
+                                       "unknown status"};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        if (rows[i].status == status)
+            return &rows[i];
+    }
+    return &unknown;
+}
+
 const char *kvf_status_name(enum kvf_status status)
 {
-    switch (status) {
-#define CASE(name, value, text, scope)                                                             \
-    case name:                                                                                     \
-        return #name;
-        KVF_STATUS_LIST(CASE)
-#undef CASE
-    }
-    return "unknown status";
+    return find_row(status)->name;
 }
 
 const char *kvf_status_text(enum kvf_status status)
 {
-    switch (status) {
-#define CASE(name, value, text, scope)                                                             \
-    case name:                                                                                     \
-        return text;
-        KVF_STATUS_LIST(CASE)
-#undef CASE
-    }
-    return "unknown status";
+    return find_row(status)->text;
 }
 
 const char *kvf_status_scope(enum kvf_status status)
 {
-    switch (status) {
-#define CASE(name, value, text, scope)                                                             \
-    case name:                                                                                     \
-        return scope;
-        KVF_STATUS_LIST(CASE)
-#undef CASE
-    }
-    return "unknown status";
+    return find_row(status)->scope;
 }
 
 enum kvf_status kvf_fail(struct kvf_error *error, enum kvf_status status, const char *fmt, ...)
