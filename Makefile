@@ -24,7 +24,7 @@ test: setup
 	@tools/test $(BUILD)
 
 demo: setup
-	@tools/demo $(BUILD)
+	@MODEL="$(MODEL)" PROMPT="$(PROMPT)" tools/demo $(BUILD)
 
 bench: setup
 	@tools/bench $(BUILD)
