@@ -393,12 +393,19 @@ struct kvf_listener_rank {
 };
 
 /* Binds tcp://host:port (port 0: ephemeral; IPv6 literals allowed, bracketed or not). KVF_EBUSY
- * naming host and port when the port is in use. Returns owned. Blocks until bound. */
+ * naming host and port when the port is in use. rank_count may be 0: an engine that lets the system
+ * choose its port binds first, creates its workers with that port and publishes their payloads.
+ * Returns owned. Blocks until bound. */
 KVF_API enum kvf_status kvf_listener_create(const char *host, uint16_t port,
                                             const struct kvf_listener_rank *ranks,
                                             size_t rank_count, struct kvf_metrics *metrics,
                                             struct kvf_listener **listener_p,
                                             struct kvf_error *error) KVF_MUST_USE;
+/* Adds a rank's payload or replaces it; requests for it are answered from here on (until then they
+ * are dropped and counted, as for a rank that does not exist). Any thread. */
+KVF_API enum kvf_status kvf_listener_publish(struct kvf_listener *listener,
+                                             const struct kvf_listener_rank *rank,
+                                             struct kvf_error *error) KVF_MUST_USE;
 KVF_API uint16_t kvf_listener_port(const struct kvf_listener *listener);
 /* Blocks until its thread has ended. NULL is allowed. */
 KVF_API void kvf_listener_destroy(struct kvf_listener *listener);
