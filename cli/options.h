@@ -28,9 +28,9 @@ enum kvfi_option_kind {
                            * values are separated by spaces */
 };
 
-/* The strings belong to argv or to the environment's copy in the list. */
+/* Copies, freed by kvfi_options_free. */
 struct kvfi_option_list {
-    const char **values;
+    char **values;
     size_t count;
 };
 
@@ -66,7 +66,7 @@ struct kvfi_positionals {
  * text names the option, what was given and what is expected. KVF_ENOTFOUND is no failure: --help
  * was given and nothing else was parsed. values and positionals own memory until
  * kvfi_options_free, also after a failure. Strings in values are borrowed from argv and the
- * environment. */
+ * environment, those of lists are copies. */
 KVF_MUST_USE enum kvf_status kvfi_options_parse(const struct kvfi_command *command, int argc,
                                                 char **argv, void *values,
                                                 struct kvfi_positionals *positionals,
