@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVFI_AGENT_REGION_SET_H
+#define KVFI_AGENT_REGION_SET_H
+
+/*
+ * Registered memory of one side, and the question "which registration covers this address". Sorted
+ * by (kind, device, addr, length); overlapping and nested registrations are found correctly.
+ */
+
+#include "lane/lane.h"
+
+struct kvfi_region {
+    uint64_t addr;
+    uint64_t length;
+    uint64_t device_id;
+    enum kvf_memory_kind kind;
+    struct kvfi_lane_memory *memory; /* local side: owned */
+    struct kvfi_lane_rkey *rkey;     /* remote side: owned */
+    unsigned char *rkey_bytes;       /* remote side: owned, to tell a changed key on reload */
+    size_t rkey_len;
+    uint32_t uses; /* transfers that have it pinned */
+    uint64_t mark; /* last transfer that counted it */
+};
+
+struct kvfi_region_set {
+    struct kvfi_region **sorted; /* the set owns the array, the caller the regions */
+    uint32_t *reach; /* reach[i]: the one of sorted[0..i], same kind and device, that ends last */
+    size_t count;
+    size_t cap;
+    const struct kvf_allocator *allocator;
+};
+
+void kvfi_region_set_init(struct kvfi_region_set *set, const struct kvf_allocator *allocator);
+/* Frees the arrays, not the regions. */
+void kvfi_region_set_deinit(struct kvfi_region_set *set);
+
+/* The registration of exactly this form, or NULL. */
+struct kvfi_region *kvfi_region_set_exact(const struct kvfi_region_set *set,
+                                          enum kvf_memory_kind kind, uint64_t device_id,
+                                          uint64_t addr, uint64_t length);
+
+/* Among those that contain the byte at addr, the one that ends last; NULL when there is none. If
+ * any registration covers [addr, addr + n), this one does. */
+struct kvfi_region *kvfi_region_set_cover(const struct kvfi_region_set *set,
+                                          enum kvf_memory_kind kind, uint64_t device_id,
+                                          uint64_t addr);
+
+/* Adds all or none. KVF_EEXIST when two of the result are the same registration, KVF_ENOMEM. */
+enum kvf_status kvfi_region_set_add(struct kvfi_region_set *set, struct kvfi_region *const *regions,
+                                    size_t count) KVF_MUST_USE;
+
+/* The region must be in the set. */
+void kvfi_region_set_remove(struct kvfi_region_set *set, const struct kvfi_region *region);
+
+#endif

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One endpoint per peer: creation, failure, and a close that is driven to its end. */
+#include "lane/ucx/ucx.h"
+
+#include "runtime/alloc.h"
+
+#include <string.h>
+
+/* ucp_ep_create takes no length. A cut or garbled address must not lead it past our buffer; bytes
+ * of 0xff end each of its lists. */
+#define ADDRESS_PAD_LEN 1024
+/* Format 0 is v1, 1 is v2; v1's shortest useful one holds a uuid. */
+#define ADDRESS_LEN_MIN 10
+
+static void on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    struct kvfi_lane_peer *peer = arg;
+    if (peer->failed)
+        return;
+    peer->failed = true;
+    peer->failure = status;
+    if (!peer->cancelled && !peer->released) {
+        peer->event.kind = UCX_PEER_LOST;
+        kvfi_lane_queue_put(&peer->lane->events, &peer->event);
+    }
+    /* closed by progress(): closing it in here races with whoever is using it up the stack */
+    if (!peer->forced && peer->ep) {
+        peer->forced = true;
+        peer->next_force = peer->lane->to_force;
+        peer->lane->to_force = peer;
+    }
+}
+
+static enum kvf_status create_endpoint(struct kvfi_lane_peer *peer, const void *address, size_t len,
+                                       struct kvf_error *error)
+{
+    struct kvfi_lane *lane = peer->lane;
+    unsigned char *padded = kvfi_calloc(lane->allocator, 1, len + ADDRESS_PAD_LEN);
+    if (!padded)
+        return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for an address of %zu bytes", len);
+    memcpy(padded, address, len);
+    memset(padded + len, 0xff, ADDRESS_PAD_LEN);
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLER |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+        .address = (const ucp_address_t *)(const void *)padded,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = {.cb = on_failure, .arg = peer},
+    };
+    ucs_status_t status = ucp_ep_create(lane->worker, &params, &peer->ep);
+    kvfi_free(lane->allocator, padded);
+    if (status == UCS_OK)
+        return KVF_OK;
+    peer->ep = NULL;
+    return kvf_fail(error, status == UCS_ERR_NO_MEMORY ? KVF_ENOMEM : KVF_ETRANSPORT,
+                    "ucx: no endpoint to the peer: %s; both sides need a common transport that "
+                    "reports failures (tcp or RDMA), see UCX_TLS and UCX_NET_DEVICES",
+                    ucs_status_string(status));
+}
+
+enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, size_t len,
+                                 void *user, struct kvfi_lane_peer **peer_p,
+                                 struct kvf_error *error)
+{
+    if (len < ADDRESS_LEN_MIN || (*(const unsigned char *)address & 0x0f) > 1)
+        return kvf_fail(error, KVF_EFORMAT,
+                        "ucx: %zu bytes are not a worker address of format 1 or 2", len);
+    struct kvfi_lane_peer *peer = kvfi_calloc(lane->allocator, 1, sizeof(*peer));
+    if (!peer)
+        return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for a peer");
+    peer->lane = lane;
+    peer->user = user;
+    enum kvf_status status = create_endpoint(peer, address, len, error);
+    if (status != KVF_OK) {
+        kvfi_free(lane->allocator, peer);
+        return status;
+    }
+    peer->next = lane->peers;
+    if (lane->peers)
+        lane->peers->back = peer;
+    lane->peers = peer;
+    lane->usage.peers++;
+    *peer_p = peer;
+    return KVF_OK;
+}
+
+void kvfi_ucx_maybe_free_peer(struct kvfi_lane_peer *peer)
+{
+    struct kvfi_lane *lane = peer->lane;
+    if (!peer->released || peer->ep || peer->closing || peer->event.queued)
+        return;
+    if (peer->next)
+        peer->next->back = peer->back;
+    if (peer->back)
+        peer->back->next = peer->next;
+    else
+        lane->peers = peer->next;
+    lane->usage.peers_closing--;
+    kvfi_free(lane->allocator, peer);
+}
+
+static void on_closed(void *request, ucs_status_t status, void *user_data)
+{
+    struct kvfi_lane_peer *peer = user_data;
+    ucp_request_free(request);
+    peer->closing = false;
+    kvfi_ucx_maybe_free_peer(peer);
+}
+
+/* The request is kept until it ends: an endpoint that is closed and forgotten holds its lanes for
+ * ever, and a peer that comes back meets the rest of the old connection. */
+static void start_close(struct kvfi_lane_peer *peer, bool force)
+{
+    ucp_request_param_t param = {
+        .op_attr_mask =
+            UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0,
+        .cb = {.send = on_closed},
+        .user_data = peer,
+    };
+    ucp_ep_h ep = peer->ep;
+    peer->ep = NULL;
+    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+    peer->closing = UCS_PTR_IS_PTR(request);
+}
+
+void kvfi_ucx_force_close(struct kvfi_lane *lane)
+{
+    while (lane->to_force) {
+        struct kvfi_lane_peer *peer = lane->to_force;
+        lane->to_force = peer->next_force;
+        if (peer->ep)
+            start_close(peer, true);
+        kvfi_ucx_maybe_free_peer(peer);
+    }
+}
+
+void kvfi_ucx_cancel(struct kvfi_lane *lane, struct kvfi_lane_peer *peer)
+{
+    peer->cancelled = true;
+    if (peer->forced || !peer->ep)
+        return;
+    peer->forced = true;
+    peer->next_force = lane->to_force;
+    lane->to_force = peer;
+}
+
+void kvfi_ucx_disconnect(struct kvfi_lane *lane, struct kvfi_lane_peer *peer)
+{
+    lane->usage.peers--;
+    lane->usage.peers_closing++;
+    peer->released = true;
+    if (peer->forced && peer->ep) /* the next kvfi_ucx_force_close() goes on */
+        return;
+    if (peer->ep)
+        start_close(peer, peer->failed);
+    kvfi_ucx_maybe_free_peer(peer);
+}
+
+void kvfi_ucx_free_peers(struct kvfi_lane *lane)
+{
+    while (lane->peers) {
+        struct kvfi_lane_peer *peer = lane->peers;
+        lane->peers = peer->next;
+        kvfi_free(lane->allocator, peer);
+    }
+}

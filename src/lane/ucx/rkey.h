@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVFI_LANE_UCX_RKEY_H
+#define KVFI_LANE_UCX_RKEY_H
+
+/*
+ * The envelope of a packed UCX rkey: u64 map, u8 memory type, then for each set bit of the map u8
+ * size and that many bytes; UCX 1.20 and later append more. Pure functions.
+ */
+
+#include "kvferry/status.h"
+
+/* What UCX may read past the last byte of a key from an older sender; see kvfi_rkey_check. */
+#define KVFI_RKEY_PAD_LEN 16
+
+/* True when every entry that the map names lies inside the bytes. ucp_ep_rkey_unpack takes no
+ * length, so nothing else keeps it inside. */
+bool kvfi_rkey_check(const void *bytes, size_t len) KVF_MUST_USE;
+
+/*
+ * Removes the entries of size 0 in place and returns the new length. UCX up to 1.18 writes them for
+ * tcp and cma, and from 1.19 on their presence fails the whole unpack; a receiver needs none of
+ * them. Bytes that are not a valid envelope stay as they are.
+ */
+size_t kvfi_rkey_strip(void *bytes, size_t len);
+
+#endif

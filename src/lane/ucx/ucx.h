@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVFI_LANE_UCX_UCX_H
+#define KVFI_LANE_UCX_UCX_H
+
+/*
+ * Inside of the UCX lane. Only this folder includes UCX, and only its public API of 1.13.
+ *
+ * UCX calls back from inside ucp_worker_progress and ucp_ep_close_nbx. Our callbacks there only
+ * account and queue; whatever goes to the agent is delivered by progress() afterwards, so the agent
+ * may call anything from its callbacks.
+ */
+
+#include "lane/lane.h"
+
+#include <ucp/api/ucp.h>
+
+enum ucx_event {
+    UCX_TRANSFER_DONE = 1,
+    UCX_NOTIFY_DONE,
+    UCX_PEER_LOST,
+    UCX_RECEIVED,
+};
+
+/* A message that arrived. Pooled with its buffer. */
+struct ucx_received {
+    struct kvfi_lane_event event;
+    struct ucx_received *next_free;
+    unsigned char *data; /* owned */
+    size_t len;
+    size_t cap;
+};
+
+struct kvfi_lane_memory {
+    ucp_mem_h memh;
+    ucs_memory_type_t type;
+    size_t rkey_len;
+    unsigned char rkey[];
+};
+
+struct kvfi_lane_rkey {
+    ucp_rkey_h rkey;
+};
+
+/* Freed when the agent has released it, its endpoint is closed and its event is not queued. */
+struct kvfi_lane_peer {
+    struct kvfi_lane_event event; /* UCX_PEER_LOST */
+    struct kvfi_lane *lane;
+    struct kvfi_lane_peer *next, *back; /* all peers of the lane */
+    struct kvfi_lane_peer *next_force;
+    ucp_ep_h ep; /* NULL once its close has begun */
+    void *user;
+    ucs_status_t failure;
+    size_t operations;
+    bool failed;    /* the error handler has run */
+    bool cancelled; /* by the agent: takes no new ops */
+    bool forced;    /* waits in, or has left, the list of endpoints to close by force */
+    bool closing;   /* the close request is outstanding */
+    bool released;
+};
+
+struct kvfi_lane {
+    ucp_context_h context;
+    ucp_worker_h worker; /* NULL after a drain that had to pull it down */
+    ucp_address_t *address;
+    size_t address_len;
+    int fd;
+    bool strip_rkeys;
+    struct kvfi_lane_callbacks callbacks;
+    const struct kvf_allocator *allocator;
+    struct kvfi_lane_queue events;
+    struct kvfi_lane_peer *peers;
+    struct kvfi_lane_peer *to_force;
+    struct kvfi_lane_op *ops; /* submitted, not yet delivered */
+    struct ucx_received *free_received;
+    size_t received_count;
+    struct kvfi_lane_usage usage;
+};
+
+/* endpoint.c */
+enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, size_t len,
+                                 void *user, struct kvfi_lane_peer **peer_p,
+                                 struct kvf_error *error);
+void kvfi_ucx_cancel(struct kvfi_lane *lane, struct kvfi_lane_peer *peer);
+void kvfi_ucx_disconnect(struct kvfi_lane *lane, struct kvfi_lane_peer *peer);
+/* Closes the endpoints that failed or were cancelled. Not from a UCX callback. */
+void kvfi_ucx_force_close(struct kvfi_lane *lane);
+/* Frees the peer when nothing refers to it any more. */
+void kvfi_ucx_maybe_free_peer(struct kvfi_lane_peer *peer);
+/* At the end of the lane: frees what is left, whatever its state. The worker is gone. */
+void kvfi_ucx_free_peers(struct kvfi_lane *lane);
+
+/* memory.c */
+enum kvf_status kvfi_ucx_register(struct kvfi_lane *lane, void *addr, size_t length,
+                                  enum kvf_memory_kind kind, struct kvfi_lane_memory **memory_p,
+                                  struct kvf_error *error);
+void kvfi_ucx_deregister(struct kvfi_lane *lane, struct kvfi_lane_memory *memory);
+void kvfi_ucx_memory_rkey(const struct kvfi_lane_memory *memory, const void **rkey_p,
+                          size_t *len_p);
+enum kvf_status kvfi_ucx_rkey_unpack(struct kvfi_lane *lane, struct kvfi_lane_peer *peer,
+                                     const void *bytes, size_t len, struct kvfi_lane_rkey **rkey_p,
+                                     struct kvf_error *error);
+void kvfi_ucx_rkey_release(struct kvfi_lane *lane, struct kvfi_lane_rkey *rkey);
+
+/* operation.c */
+enum kvf_status kvfi_ucx_post(struct kvfi_lane *lane, struct kvfi_lane_peer *peer,
+                              enum kvf_operation operation, kvfi_lane_next_fn next, void *next_ctx,
+                              struct kvfi_lane_op *op);
+enum kvf_status kvfi_ucx_notify(struct kvfi_lane *lane, struct kvfi_lane_peer *peer,
+                                struct kvfi_lane_op *op);
+/* Takes the op off the lane's books, for its delivery. */
+void kvfi_ucx_forget_op(struct kvfi_lane *lane, struct kvfi_lane_op *op);
+/* After the worker is gone: whatever has not completed is queued as cancelled. */
+void kvfi_ucx_abandon_ops(struct kvfi_lane *lane);
+
+/* receive.c */
+enum kvf_status kvfi_ucx_receive_start(struct kvfi_lane *lane, struct kvf_error *error);
+void kvfi_ucx_received_free(struct kvfi_lane *lane, struct ucx_received *received);
+void kvfi_ucx_receive_stop(struct kvfi_lane *lane);
+
+#endif
