@@ -49,7 +49,7 @@ static char *finish(struct fixture *f)
 
 static void test_a_record_is_one_json_line(void **state)
 {
-    struct fixture f;
+    struct fixture f = {0};
     setup(&f);
     const struct kvf_event_field fields[] = {
         {.name = "blocks", .number = 12},
@@ -74,7 +74,7 @@ static void test_a_record_is_one_json_line(void **state)
 
 static void test_hostile_ids_are_escaped(void **state)
 {
-    struct fixture f;
+    struct fixture f = {0};
     setup(&f);
     kvf_events_emit(f.events, "a", "q\"\\\n\x01", NULL, 0);
     kvf_events_emit(f.events, "b", "caf\xc3\xa9", NULL, 0);
@@ -88,7 +88,7 @@ static void test_hostile_ids_are_escaped(void **state)
 
 static void test_a_record_over_the_limit_is_dropped_and_counted(void **state)
 {
-    struct fixture f;
+    struct fixture f = {0};
     setup(&f);
     char longer[1200];
     memset(longer, 'i', sizeof(longer) - 1);
@@ -116,7 +116,7 @@ static void *emit_many(void *ctx)
 /* Every record is either in the file, whole, or counted as dropped. */
 static void test_threads_lose_nothing_uncounted(void **state)
 {
-    struct fixture f;
+    struct fixture f = {0};
     setup(&f);
     pthread_t threads[3];
     for (int i = 0; i < 3; i++)
@@ -159,7 +159,7 @@ static void test_open_names_what_is_wrong(void **state)
 static void test_open_and_close_at_once(void **state)
 {
     for (int i = 0; i < 50; i++) {
-        struct fixture f;
+        struct fixture f = {0};
         setup(&f);
         if (i % 2)
             kvf_events_emit(f.events, "only", "r", NULL, 0);
