@@ -41,7 +41,6 @@ struct kvfi_http_call {
     uint32_t head_timeout_ms;
     uint32_t body_timeout_ms;
     uint64_t body_bytes_max;
-    bool connected;
     bool send_failed;
     bool ended; /* the result is decided, only on_done is left */
     struct kvfi_http_result result;
@@ -150,7 +149,7 @@ static void arm(struct kvfi_http_call *call, uint32_t ms)
 static void on_timer(evutil_socket_t fd, short what, void *ctx)
 {
     struct kvfi_http_call *call = ctx;
-    const char *stage = !call->connected          ? "the connection was not accepted"
+    const char *stage = !call->result.connected   ? "the connection was not accepted"
                         : !call->result.head_seen ? "no answer"
                                                   : "the answer stopped";
     end_call(call, kvf_fail(&call->error, KVF_ETIMEDOUT, "%s:%u: %s within the time allowed",
@@ -267,11 +266,11 @@ static void on_event(struct bufferevent *bev, short what, void *ctx)
     if (what & BEV_EVENT_CONNECTED) {
         int on = 1;
         (void)setsockopt(bufferevent_getfd(bev), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-        call->connected = true;
+        call->result.connected = true;
         arm(call, call->head_timeout_ms);
         return;
     }
-    if (!call->connected) {
+    if (!call->result.connected) {
         on_connect_failed(call, reason);
         return;
     }

@@ -37,6 +37,7 @@ struct kvfi_http_result {
                              * KVF_ECANCELED, KVF_ETIMEDOUT, KVF_EDISCONNECTED (refused, reset,
                              * cut), KVF_EFORMAT, KVF_ELIMIT, KVF_ENOMEM, KVF_ESYSTEM */
     int http_status;        /* 0 when no head came */
+    bool connected;         /* false: refused, unreachable, unknown name, or no answer to connect */
     bool head_seen;
     uint64_t body_bytes;
     const char *reason; /* a sentence for a person; "" on KVF_OK; borrowed during the call */

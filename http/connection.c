@@ -279,7 +279,7 @@ static void on_read(struct bufferevent *bev, void *ctx)
 /* The reply's last byte has left: the next request, or the end of the connection. */
 static void reply_sent(struct kvfi_connection *connection)
 {
-    end_reply(connection, KVFI_REPLY_SENT);
+    end_reply(connection, connection->reply.cut ? KVFI_REPLY_ABORTED : KVFI_REPLY_SENT);
     if (!connection->keep_alive) {
         linger(connection);
         return;

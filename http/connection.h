@@ -35,6 +35,7 @@ struct kvfi_reply {
     size_t headers_len;
     bool begun;
     bool ended; /* the handler has no more to say */
+    bool cut;   /* ended without its end */
     bool chunked;
     bool without_body; /* answer to HEAD */
 };

@@ -246,6 +246,16 @@ void kvfi_reply_end(struct kvfi_reply *reply)
         kvfi_connection_kick(reply->connection);
 }
 
+void kvfi_reply_cut(struct kvfi_reply *reply)
+{
+    if (!is_usable(reply))
+        return;
+    reply->ended = true;
+    reply->cut = true;
+    reply->connection->keep_alive = false;
+    kvfi_connection_kick(reply->connection);
+}
+
 void kvfi_reply_abort(struct kvfi_reply *reply)
 {
     reply->ended = true;

@@ -30,7 +30,7 @@ enum kvfi_reply_end {
     KVFI_REPLY_SENT,    /* everything was handed to the kernel */
     KVFI_REPLY_GONE,    /* the client closed or reset the connection */
     KVFI_REPLY_SLOW,    /* the client did not read and was dropped */
-    KVFI_REPLY_ABORTED, /* kvfi_reply_abort */
+    KVFI_REPLY_ABORTED, /* kvfi_reply_cut, kvfi_reply_abort */
     KVFI_REPLY_CLOSED,  /* the server was destroyed */
 };
 
@@ -74,6 +74,10 @@ KVF_MUST_USE enum kvf_status kvfi_reply_start(struct kvfi_reply *reply, int http
 KVF_MUST_USE enum kvf_status kvfi_reply_write(struct kvfi_reply *reply, const void *data,
                                               size_t len);
 void kvfi_reply_end(struct kvfi_reply *reply);
+/* Sends what was written and then closes without an end, so that the client sees that the answer
+ * is not whole. on_end gets KVFI_REPLY_ABORTED. */
+void kvfi_reply_cut(struct kvfi_reply *reply);
+/* Closes at once; what was not sent yet is lost. */
 void kvfi_reply_abort(struct kvfi_reply *reply);
 
 /* Server-sent events: status 200, text/event-stream. data is one line of text (JSON without line

@@ -365,6 +365,25 @@ static void test_abort_cuts_the_stream(void **state)
     stop(&rig);
 }
 
+static void test_cut_sends_what_was_written(void **state)
+{
+    struct rig rig;
+    struct wire wire;
+    start(&rig, NULL);
+    dial(&rig, &wire, "GET /hold HTTP/1.1\r\n\r\n");
+    wait_held(&rig);
+    assert_int_equal(kvfi_reply_sse_start(rig.held), KVF_OK);
+    assert_int_equal(kvfi_reply_sse_event(rig.held, "last words", 10), KVF_OK);
+    kvfi_reply_cut(rig.held);
+    wait_closed(&rig, &wire);
+    assert_true(received(&wire, "data: last words"));
+    assert_false(received(&wire, "\r\n0\r\n\r\n"));
+    wait_end(&rig, 1);
+    assert_int_equal(rig.end, KVFI_REPLY_ABORTED);
+    hang_up(&wire);
+    stop(&rig);
+}
+
 /* The kernel's buffers are filled first; from then on the server holds at most its limit. */
 static void test_slow_reader_is_dropped(void **state)
 {
@@ -531,6 +550,7 @@ int main(void)
         cmocka_unit_test(test_http_1_0_stream_ends_with_the_connection),
         cmocka_unit_test(test_client_leaves),
         cmocka_unit_test(test_abort_cuts_the_stream),
+        cmocka_unit_test(test_cut_sends_what_was_written),
         cmocka_unit_test(test_slow_reader_is_dropped),
         cmocka_unit_test(test_stalled_reader_is_dropped),
         cmocka_unit_test(test_destroy_ends_replies),
