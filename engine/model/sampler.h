@@ -10,6 +10,7 @@
  * a request which a prefill engine began draws what a single engine would have drawn.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

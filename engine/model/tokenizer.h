@@ -49,7 +49,7 @@ uint32_t engine_tokenizer_vocab_size(const struct engine_tokenizer *tokenizer);
 /* ENGINE_TOKEN_NONE when the file names none. */
 uint32_t engine_tokenizer_bos(const struct engine_tokenizer *tokenizer);
 uint32_t engine_tokenizer_eos(const struct engine_tokenizer *tokenizer);
-/* True for eos, eot and any other token after which generation ends (<|im_end|>, <|endoftext|>). */
+/* True for the file's eos and eot tokens, after which generation ends. */
 bool engine_tokenizer_is_end(const struct engine_tokenizer *tokenizer, uint32_t id);
 /* True for control tokens, which decode to nothing unless asked. */
 bool engine_tokenizer_is_special(const struct engine_tokenizer *tokenizer, uint32_t id);
