@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire/bytes.h"
 
-#include <stdlib.h>
+#include "runtime/alloc.h"
+
 #include <string.h>
 
 #define BUF_CAP_MIN 256
@@ -27,26 +28,19 @@ int kvfi_span_compare(struct kvfi_span a, struct kvfi_span b)
 
 void *kvfi_wire_alloc(const struct kvf_allocator *allocator, size_t size)
 {
-    if (size == 0)
-        size = 1;
-    return allocator ? allocator->alloc(allocator->ctx, size) : malloc(size);
+    allocator = kvfi_allocator(allocator);
+    return allocator->alloc(allocator->ctx, size ? size : 1);
 }
 
 void *kvfi_wire_realloc(const struct kvf_allocator *allocator, void *ptr, size_t size)
 {
-    if (size == 0)
-        size = 1;
-    return allocator ? allocator->realloc(allocator->ctx, ptr, size) : realloc(ptr, size);
+    allocator = kvfi_allocator(allocator);
+    return allocator->realloc(allocator->ctx, ptr, size ? size : 1);
 }
 
 void kvfi_wire_free(const struct kvf_allocator *allocator, void *ptr)
 {
-    if (!ptr)
-        return;
-    if (allocator)
-        allocator->free(allocator->ctx, ptr);
-    else
-        free(ptr);
+    kvfi_free(allocator, ptr);
 }
 
 void kvfi_buf_init(struct kvfi_buf *buf, const struct kvf_allocator *allocator)
