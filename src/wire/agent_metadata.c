@@ -308,7 +308,7 @@ static enum kvf_status read_packed(struct decoder *d, struct kvfi_agent_metadata
                                d->error));
     struct kvfi_packed_member *members = memory;
     for (uint32_t i = 0; i < map.size; i++) {
-        uint64_t pair[2];
+        uint64_t pair[2] = {0};
         field.object = &map.ptr[i].key;
         KVF_TRY(read_text_object(d, &field, &members[i].layer));
         field.object = &map.ptr[i].val;

@@ -58,22 +58,22 @@ struct kvfi_agent_metadata {
     uint64_t ssm_sizes[2];
     const char *attn_backend_name;
     uint64_t physical_blocks_per_logical_kv_block;
-    bool has_region_num_blocks;
     struct kvfi_u64_array region_num_blocks;
-    bool has_region_group_ids;
     struct kvfi_i64_array region_group_ids;
-    bool has_region_names;
     struct kvfi_text_array region_names;
-    bool has_region_mem_types;
     struct kvfi_text_array region_mem_types;
     uint64_t dcp_size; /* decoded: 1 when absent */
     uint64_t pcp_size;
-    bool has_ple_block_len;
     uint64_t ple_block_len;
     const struct kvfi_text_array *region_members;
     size_t region_member_count; /* 0 or one per region */
     const struct kvfi_packed_member *packed_member_layouts;
     size_t packed_member_count;
+    bool has_region_num_blocks;
+    bool has_region_group_ids;
+    bool has_region_names;
+    bool has_region_mem_types;
+    bool has_ple_block_len;
     const struct kvf_allocator *owner;
     void *memory;
 };

@@ -382,11 +382,11 @@ static void encoder_refuses_what_a_peer_would(void **state)
 /* The last byte of the address space is an address. */
 static void regions_may_touch_the_end(void **state)
 {
-    static const uint64_t base[] = {UINT64_MAX - 64 * 3072, 0x7f0000100000};
+    static const uint64_t base[] = {UINT64_MAX - 64 * UINT64_C(3072), 0x7f0000100000};
     struct kvfi_agent_metadata md = golden();
     md.kv_caches_base_addr.items = base;
     assert_int_equal(kvfi_agent_metadata_check(&md, NULL), KVF_OK);
-    static const uint64_t beyond[] = {UINT64_MAX - 64 * 3072 + 1, 0x7f0000100000};
+    static const uint64_t beyond[] = {UINT64_MAX - 64 * UINT64_C(3072) + 1, 0x7f0000100000};
     md.kv_caches_base_addr.items = beyond;
     assert_int_equal(kvfi_agent_metadata_check(&md, NULL), KVF_EINVAL);
 }

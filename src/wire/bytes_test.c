@@ -15,7 +15,7 @@ static void buf_grows_and_releases(void **state)
     size_t len;
     uint8_t *data = kvfi_buf_release(&buf, &len);
     assert_int_equal(len, 4000);
-    assert_memory_equal(data + 4 * 258, "\x02\x01\0\0", 4);
+    assert_memory_equal(data + (size_t)4 * 258, "\x02\x01\0\0", 4);
     assert_null(buf.data);
     kvfi_wire_free(&test.allocator, data);
     kvfi_buf_deinit(&buf);

@@ -336,7 +336,7 @@ enum kvf_status kvfi_mp_i64(const struct kvfi_mp_field *field, int64_t min, int6
 {
     const msgpack_object *object = field->object;
     if (object && object->type == MSGPACK_OBJECT_POSITIVE_INTEGER) {
-        uint64_t value;
+        uint64_t value = 0;
         KVF_TRY(kvfi_mp_u64(field, min > 0 ? (uint64_t)min : 0, max > 0 ? (uint64_t)max : 0, &value,
                             error));
         *out = (int64_t)value;

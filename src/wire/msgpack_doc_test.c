@@ -91,8 +91,7 @@ static void hostile_sizes_cost_nothing(void **state)
     refuses_hex("df7fffffff 00", KVF_EFORMAT, "claims 4294967294 elements");
     refuses_hex("c6ffffffff 00", KVF_EFORMAT, "claims 4294967295 bytes");
     refuses_hex("dbffffffff 00", KVF_EFORMAT, "claims 4294967295 bytes");
-    static uint8_t many[3 + 1000];
-    memcpy(many, "\xdc\x03\xe8", 3);
+    static uint8_t many[3 + 1000] = {0xdc, 0x03, 0xe8};
     refuses(many, sizeof(many), KVF_ELIMIT, "more than 1000 elements", 0);
     static uint8_t large[(1 << 20) + 1];
     refuses(large, sizeof(large), KVF_ELIMIT, "1048577 bytes", 0);

@@ -60,9 +60,9 @@ enum kvf_status kvfi_serdes_take(struct kvfi_reader *reader, const char *tag, st
 {
     struct kvfi_reader ahead = *reader;
     struct kvfi_quote quote;
-    struct kvfi_span found, data;
-    uint64_t len;
-    uint8_t end;
+    struct kvfi_span found = {0}, data = {0};
+    uint64_t len = 0;
+    uint8_t end = 0;
     size_t tag_len = strlen(tag);
     if (kvfi_reader_take(&ahead, tag_len, &found) != KVF_OK)
         return kvf_fail(error, KVF_EFORMAT, "NIXL stream ends at byte %zu where tag '%s' is due",
@@ -89,7 +89,7 @@ static enum kvf_status take_sized(struct kvfi_reader *reader, const char *tag, s
                                   struct kvfi_reader *value, struct kvf_error *error)
 {
     struct kvfi_reader ahead = *reader;
-    struct kvfi_span data;
+    struct kvfi_span data = {0};
     KVF_TRY(kvfi_serdes_take(&ahead, tag, &data, error));
     if (data.len != len)
         return kvf_fail(error, KVF_EFORMAT, "NIXL field '%s' has %zu bytes instead of %zu", tag,

@@ -16,18 +16,18 @@ static void kinds_are_told_apart(void **state)
 {
     static const struct {
         const char *text;
-        enum kvfi_notif_kind kind;
         const char *request_id;
+        enum kvfi_notif_kind kind;
         uint32_t count;
     } rows[] = {
-        {"cmpl-u-0-0a1b2c3d:2", KVFI_NOTIF_DONE, "cmpl-u-0-0a1b2c3d", 2},
-        {"a:b:c:16", KVFI_NOTIF_DONE, "a:b:c", 16},
-        {"hb:1", KVFI_NOTIF_DONE, "hb", 1},
-        {"PUSH_FAIL:cmpl-u-0-0a1b2c3d:2", KVFI_NOTIF_PUSH_FAIL, "cmpl-u-0-0a1b2c3d", 2},
-        {"PUSH_FAIL:a:b:65536", KVFI_NOTIF_PUSH_FAIL, "a:b", 65536},
-        {"PUSH_DROP:cmpl-u-0-0a1b2c3d", KVFI_NOTIF_PUSH_DROP, "cmpl-u-0-0a1b2c3d", 0},
-        {"PUSH_DROP:a:7", KVFI_NOTIF_PUSH_DROP, "a:7", 0},
-        {"caf\xc3\xa9:1", KVFI_NOTIF_DONE, "caf\xc3\xa9", 1},
+        {"cmpl-u-0-0a1b2c3d:2", "cmpl-u-0-0a1b2c3d", KVFI_NOTIF_DONE, 2},
+        {"a:b:c:16", "a:b:c", KVFI_NOTIF_DONE, 16},
+        {"hb:1", "hb", KVFI_NOTIF_DONE, 1},
+        {"PUSH_FAIL:cmpl-u-0-0a1b2c3d:2", "cmpl-u-0-0a1b2c3d", KVFI_NOTIF_PUSH_FAIL, 2},
+        {"PUSH_FAIL:a:b:65536", "a:b", KVFI_NOTIF_PUSH_FAIL, 65536},
+        {"PUSH_DROP:cmpl-u-0-0a1b2c3d", "cmpl-u-0-0a1b2c3d", KVFI_NOTIF_PUSH_DROP, 0},
+        {"PUSH_DROP:a:7", "a:7", KVFI_NOTIF_PUSH_DROP, 0},
+        {"caf\xc3\xa9:1", "caf\xc3\xa9", KVFI_NOTIF_DONE, 1},
     };
     for (size_t i = 0; i < ITEMS(rows); i++) {
         struct kvfi_notif notif = classified(rows[i].text);
@@ -89,7 +89,8 @@ static void oversize_is_refused(void **state)
     struct kvfi_notif notif;
     struct kvf_error error;
     memset(large, 'i', sizeof(large));
-    memcpy(large + KVFI_NOTIF_ID_LEN_MAX + 1, ":1", 2);
+    large[KVFI_NOTIF_ID_LEN_MAX + 1] = ':';
+    large[KVFI_NOTIF_ID_LEN_MAX + 2] = '1';
     test_refused(kvfi_notif_classify(large, sizeof(large), &notif, &error), KVF_ELIMIT, &error,
                  "4097 bytes");
     assert_int_equal(kvfi_notif_classify(large + 1, sizeof(large) - 1, &notif, NULL), KVF_OK);
