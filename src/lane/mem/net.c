@@ -225,17 +225,16 @@ void kvfi_mem_run(struct kvfi_mem_net *net, struct mem_task *task)
 
 void kvfi_mem_run_all(struct kvfi_mem_net *net, struct kvfi_lane *node)
 {
+    uint64_t hold_in = net->hold_in; /* nothing may stop half-way here */
+    net->hold_in = 0;
     struct mem_task *task = net->tasks;
     while (task) {
         struct mem_task *next = task->next;
-        if (task->node == node) {
-            task->held = false;
+        if (task->node == node)
             kvfi_mem_run(net, task);
-            if (task->held) /* an armed hold caught it: take the second half now */
-                continue;
-        }
         task = next;
     }
+    net->hold_in = hold_in;
 }
 
 struct kvfi_mem_net *kvfi_mem_net_create(const struct kvfi_mem_net_options *options)

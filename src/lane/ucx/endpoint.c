@@ -87,7 +87,7 @@ enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, si
 void kvfi_ucx_maybe_free_peer(struct kvfi_lane_peer *peer)
 {
     struct kvfi_lane *lane = peer->lane;
-    if (!peer->released || peer->ep || peer->closing || peer->event.queued)
+    if (!peer->released || peer->ep || peer->close_request || peer->event.queued)
         return;
     if (peer->next)
         peer->next->back = peer->back;
@@ -103,7 +103,7 @@ static void on_closed(void *request, ucs_status_t status, void *user_data)
 {
     struct kvfi_lane_peer *peer = user_data;
     ucp_request_free(request);
-    peer->closing = false;
+    peer->close_request = NULL;
     kvfi_ucx_maybe_free_peer(peer);
 }
 
@@ -121,7 +121,7 @@ static void start_close(struct kvfi_lane_peer *peer, bool force)
     ucp_ep_h ep = peer->ep;
     peer->ep = NULL;
     ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    peer->closing = UCS_PTR_IS_PTR(request);
+    peer->close_request = UCS_PTR_IS_PTR(request) ? request : NULL;
 }
 
 void kvfi_ucx_force_close(struct kvfi_lane *lane)
@@ -155,6 +155,15 @@ void kvfi_ucx_disconnect(struct kvfi_lane *lane, struct kvfi_lane_peer *peer)
     if (peer->ep)
         start_close(peer, peer->failed);
     kvfi_ucx_maybe_free_peer(peer);
+}
+
+void kvfi_ucx_abandon_closes(struct kvfi_lane *lane)
+{
+    for (struct kvfi_lane_peer *peer = lane->peers; peer; peer = peer->next) {
+        if (peer->close_request)
+            ucp_request_free(peer->close_request);
+        peer->close_request = NULL;
+    }
 }
 
 void kvfi_ucx_free_peers(struct kvfi_lane *lane)

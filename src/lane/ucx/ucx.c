@@ -5,18 +5,22 @@
 #include "runtime/alloc.h"
 #include "runtime/clock.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     PROGRESS_ROUNDS_MAX = 32,
     EVENTS_PER_PROGRESS = 256,
 };
 #define DRAIN_NS (2 * KVFI_NS_PER_S)
+/* A close needs the peer to answer; one that is busy or gone is not waited for. */
+#define CLOSE_NS (500 * KVFI_NS_PER_MS)
 
-/* NIXL's settings. Each only where the user did not choose; keys that this UCX does not know are
- * ignored. The last one bounds the host memory that UCX's registration cache may keep (B71). */
+/* NIXL's settings, each only where the user did not choose. RCACHE_MAX_UNRELEASED bounds the host
+ * memory that UCX's registration cache may keep (B71); older versions bound it themselves. */
 static const struct {
     const char *key;
     const char *value;
@@ -27,14 +31,51 @@ static const struct {
     {"RCACHE_MAX_UNRELEASED", "1024"},
 };
 
+static bool has_infiniband(void)
+{
+    DIR *folder = opendir("/sys/class/infiniband");
+    if (!folder)
+        return false;
+    bool found = false;
+    const struct dirent *entry;
+    while (!found && (entry = readdir(folder)))
+        found = entry->d_name[0] != '.';
+    closedir(folder);
+    return found;
+}
+
+/* UCX takes keys that it does not know, and then warns on standard output at every worker. So ask
+ * first: its own keys are in its printed configuration, those of the IB transports belong to it
+ * where such a device exists. */
+static bool is_known(const char *printed, const char *name)
+{
+    size_t len = strlen(name);
+    if (strncmp(name, "UCX_IB_", 7) == 0)
+        return has_infiniband();
+    for (const char *at = printed; (at = strstr(at, name)); at += len) {
+        if (at[len] == '=' && (at == printed || at[-1] == '\n'))
+            return true;
+    }
+    return false;
+}
+
 static void apply_overrides(ucp_config_t *config)
 {
-    for (size_t i = 0; i < sizeof(overrides) / sizeof(overrides[0]); i++) {
-        char name[64];
-        (void)snprintf(name, sizeof(name), "UCX_%s", overrides[i].key);
-        if (!getenv(name))
-            (void)ucp_config_modify(config, overrides[i].key, overrides[i].value);
+    char *printed = NULL;
+    size_t printed_len = 0;
+    FILE *out = open_memstream(&printed, &printed_len);
+    if (!out)
+        return;
+    ucp_config_print(config, out, NULL, UCS_CONFIG_PRINT_CONFIG);
+    if (fclose(out) == 0) {
+        for (size_t i = 0; i < sizeof(overrides) / sizeof(overrides[0]); i++) {
+            char name[64];
+            (void)snprintf(name, sizeof(name), "UCX_%s", overrides[i].key);
+            if (!getenv(name) && is_known(printed, name))
+                (void)ucp_config_modify(config, overrides[i].key, overrides[i].value);
+        }
     }
+    free(printed);
 }
 
 static enum kvf_status create_context(struct kvfi_lane *lane, struct kvf_error *error)
@@ -85,6 +126,8 @@ static enum kvf_status create_worker(struct kvfi_lane *lane, struct kvf_error *e
     return kvfi_ucx_receive_start(lane, error);
 }
 
+static void drive(struct kvfi_lane *lane, const size_t *left, uint64_t limit_ns);
+
 /* Finds out now, not at the first request, whether any transport here reports failures. */
 static enum kvf_status check_reachable(struct kvfi_lane *lane, struct kvf_error *error)
 {
@@ -94,6 +137,7 @@ static enum kvf_status check_reachable(struct kvfi_lane *lane, struct kvf_error 
         return kvf_fail(error, KVF_ENOTSUP, "lane \"ucx\" cannot serve here: %s", reason.text);
     kvfi_ucx_cancel(lane, self);
     kvfi_ucx_disconnect(lane, self);
+    drive(lane, &lane->usage.peers_closing, CLOSE_NS);
     return KVF_OK;
 }
 
@@ -224,6 +268,7 @@ static void destroy_worker(struct kvfi_lane *lane)
     if (lane->address)
         ucp_worker_release_address(lane->worker, lane->address);
     lane->address = NULL;
+    kvfi_ucx_abandon_closes(lane);
     ucp_worker_destroy(lane->worker);
     lane->worker = NULL;
     lane->to_force = NULL;
@@ -244,10 +289,8 @@ static void ucx_drain(struct kvfi_lane *lane)
     /* The last resort: without its transports no operation can touch memory. */
     destroy_worker(lane);
     kvfi_ucx_abandon_ops(lane);
-    for (struct kvfi_lane_peer *peer = lane->peers; peer; peer = peer->next) {
+    for (struct kvfi_lane_peer *peer = lane->peers; peer; peer = peer->next)
         peer->ep = NULL;
-        peer->closing = false;
-    }
     while (deliver_next(lane, false))
         ;
 }
@@ -255,7 +298,7 @@ static void ucx_drain(struct kvfi_lane *lane)
 static void ucx_destroy(struct kvfi_lane *lane)
 {
     if (lane->worker) {
-        drive(lane, &lane->usage.peers_closing, DRAIN_NS);
+        drive(lane, &lane->usage.peers_closing, CLOSE_NS);
         destroy_worker(lane);
     }
     struct kvfi_lane_event *event;

@@ -47,14 +47,14 @@ struct kvfi_lane_peer {
     struct kvfi_lane *lane;
     struct kvfi_lane_peer *next, *back; /* all peers of the lane */
     struct kvfi_lane_peer *next_force;
-    ucp_ep_h ep; /* NULL once its close has begun */
+    ucp_ep_h ep;         /* NULL once its close has begun */
+    void *close_request; /* kept and progressed until it ends; NULL: none */
     void *user;
     ucs_status_t failure;
     size_t operations;
     bool failed;    /* the error handler has run */
     bool cancelled; /* by the agent: takes no new ops */
     bool forced;    /* waits in, or has left, the list of endpoints to close by force */
-    bool closing;   /* the close request is outstanding */
     bool released;
 };
 
@@ -86,6 +86,8 @@ void kvfi_ucx_disconnect(struct kvfi_lane *lane, struct kvfi_lane_peer *peer);
 void kvfi_ucx_force_close(struct kvfi_lane *lane);
 /* Frees the peer when nothing refers to it any more. */
 void kvfi_ucx_maybe_free_peer(struct kvfi_lane_peer *peer);
+/* Before the worker goes: lets go of closes that did not end, without their callbacks. */
+void kvfi_ucx_abandon_closes(struct kvfi_lane *lane);
 /* At the end of the lane: frees what is left, whatever its state. The worker is gone. */
 void kvfi_ucx_free_peers(struct kvfi_lane *lane);
 
