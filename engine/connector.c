@@ -273,10 +273,14 @@ uint64_t engine_connector_deadline_ns(const struct engine_connector *connector, 
     return kvf_scheduler_deadline_ns(connector->scheduler);
 }
 
-void engine_connector_usage(const struct engine_connector *connector,
-                            struct kvf_scheduler_usage *scheduler_usage,
-                            struct kvf_worker_usage *worker_usage)
+void engine_connector_scheduler_usage(const struct engine_connector *connector,
+                                      struct kvf_scheduler_usage *usage)
 {
-    kvf_scheduler_usage(connector->scheduler, scheduler_usage);
-    kvf_worker_usage(connector->worker, worker_usage);
+    kvf_scheduler_usage(connector->scheduler, usage);
+}
+
+void engine_connector_worker_usage(const struct engine_connector *connector,
+                                   struct kvf_worker_usage *usage)
+{
+    kvf_worker_usage(connector->worker, usage);
 }

@@ -54,8 +54,10 @@ int engine_connector_fd(const struct engine_connector *connector);
 /* When flush must be called at the latest; UINT64_MAX: not before something happens. */
 uint64_t engine_connector_deadline_ns(const struct engine_connector *connector, uint64_t now_ns);
 
-void engine_connector_usage(const struct engine_connector *connector,
-                            struct kvf_scheduler_usage *scheduler_usage,
-                            struct kvf_worker_usage *worker_usage);
+void engine_connector_scheduler_usage(const struct engine_connector *connector,
+                                      struct kvf_scheduler_usage *usage);
+/* Any thread. */
+void engine_connector_worker_usage(const struct engine_connector *connector,
+                                   struct kvf_worker_usage *usage);
 
 #endif

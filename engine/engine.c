@@ -250,6 +250,8 @@ void engine_snapshot(struct engine *engine, struct engine_snapshot *snapshot)
     (void)pthread_mutex_lock(&engine->snapshot_lock);
     *snapshot = engine->snapshot;
     (void)pthread_mutex_unlock(&engine->snapshot_lock);
+    /* The worker goes on while the engine's thread sleeps. */
+    engine_connector_worker_usage(engine->connector, &snapshot->kv_worker);
 }
 
 enum kvf_status engine_room(const struct engine *engine, size_t count)

@@ -59,7 +59,7 @@ struct engine_info {
     int64_t started_unix_s;
 };
 
-/* The counts at the end of the engine's last turn. */
+/* The counts at the end of the engine's last turn, and the worker's of now. */
 struct engine_snapshot {
     struct engine_scheduler_usage scheduler;
     struct kvf_scheduler_usage kv_scheduler;

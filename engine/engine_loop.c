@@ -226,7 +226,7 @@ static void take_snapshot(struct engine *engine)
 {
     struct engine_snapshot snapshot = {.turns = engine->turns};
     engine_scheduler_usage(engine->scheduler, &snapshot.scheduler);
-    engine_connector_usage(engine->connector, &snapshot.kv_scheduler, &snapshot.kv_worker);
+    engine_connector_scheduler_usage(engine->connector, &snapshot.kv_scheduler);
     (void)pthread_mutex_lock(&engine->snapshot_lock);
     engine->snapshot = snapshot;
     (void)pthread_mutex_unlock(&engine->snapshot_lock);
