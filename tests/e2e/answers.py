@@ -17,7 +17,7 @@ class Prompt:
 
     def __init__(self, path, body):
         self.path = path
-        self.body = {"model": "test", "temperature": 0, "logprobs": 1, **body}
+        self.body = {"model": "test", "temperature": 0, "logprobs": 1, "return_token_ids": True, **body}
 
     def __repr__(self):
         return "%s %.200r" % (self.path, self.body)
@@ -76,7 +76,7 @@ def content(response):
     if response.status != 200:
         raise AssertionError("HTTP %d: %s" % (response.status, response.body[:500]))
     answer = response.json()
-    return [(c.get("text"), c.get("message"), c.get("finish_reason"), c.get("logprobs"))
+    return [(c.get("text"), c.get("message"), c["token_ids"], c["finish_reason"], c["logprobs"])
             for c in answer["choices"]], answer["usage"]["completion_tokens"]
 
 
