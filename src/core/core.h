@@ -104,6 +104,7 @@ struct kvfi_peer {
     struct kvf_peer_id drop_id; /* owed: DROP_PEER of this id (0: none) */
     bool owes_handshake;
     bool owes_load;
+    bool absent;       /* after a loss: nobody, or somebody else, answered for it */
     unsigned failures; /* in a row */
     uint64_t not_before_ns;
     enum kvf_status last_status;

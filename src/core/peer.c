@@ -136,9 +136,21 @@ static uint64_t backoff_ns(unsigned failures)
     return ns < KVFI_BACKOFF_MAX_NS ? ns : KVFI_BACKOFF_MAX_NS;
 }
 
+/*
+ * Whether this end of an attempt says that the agent we knew is gone: silence, or an answer that is
+ * not its own (a process never changes its answer). Want of memory here, for one, says nothing.
+ */
+static bool shows_absence(const struct kvfi_peer *peer, enum kvf_status status)
+{
+    return peer->state == KVFI_PEER_HANDSHAKING &&
+           (status == KVF_ETIMEDOUT || status == KVF_EDISCONNECTED || status == KVF_EMISMATCH ||
+            status == KVF_EFORMAT || status == KVF_ENOTSUP);
+}
+
 static void fail(struct kvfi_worker_core *core, struct kvfi_peer *peer, enum kvf_status status,
                  const char *reason, struct kvfi_effects *effects)
 {
+    peer->absent = peer->absent || shows_absence(peer, status);
     kvfi_index_remove(&core->peers_by_handshake, &peer->by_handshake);
     kvfi_index_remove(&core->peers_by_agent_name, &peer->by_agent_name);
     peer->owes_handshake = false;
@@ -292,6 +304,7 @@ enum kvf_status kvfi_peer_on_loaded(struct kvfi_worker_core *core, const struct 
     peer->id = id;
     kvfi_index_add(&core->peers_by_id, &peer->by_id, &peer->id.value, sizeof(peer->id.value));
     peer->failures = 0;
+    peer->absent = false;
     move(core, peer, KVFI_PEER_CONNECTED);
     kvfi_core_count(core, KVF_COUNTER_handshakes);
     kvfi_emit_record(

@@ -288,6 +288,22 @@ void kvfi_receive_on_send_failed(struct kvfi_worker_core *core, const struct kvf
 
 /* ---- from the peer -------------------------------------------------------------------------- */
 
+/*
+ * The time for last bytes is over. That frees the blocks only when the agent that may write them is
+ * known to be gone: it was replaced, or nobody answered for it. Else it is asked again.
+ */
+static void settle(struct kvfi_worker_core *core, struct kvfi_receive *receive)
+{
+    struct kvfi_peer *peer = receive->peer;
+    if (peer->absent || receive->incarnation != peer->incarnation) {
+        release(core, receive);
+        return;
+    }
+    receive->settled = true;
+    if (kvfi_peer_want(core, peer) == KVFI_PEER_REFUSED)
+        kvfi_deadlines_set(&core->deadlines, &receive->deadline, peer->not_before_ns);
+}
+
 void kvfi_receive_on_peer_ready(struct kvfi_worker_core *core, struct kvfi_receive *receive)
 {
     if (receive->state == KVFI_RECEIVE_SETTLING) {
@@ -312,7 +328,7 @@ void kvfi_receive_on_peer_failed(struct kvfi_worker_core *core, struct kvfi_rece
     else if (receive->state == KVFI_RECEIVE_NOTICE)
         end(core, receive);
     else if (receive->state == KVFI_RECEIVE_SETTLING && receive->settled)
-        release(core, receive);
+        settle(core, receive);
 }
 
 void kvfi_receive_on_peer_lost(struct kvfi_worker_core *core, struct kvfi_receive *receive,
@@ -336,12 +352,7 @@ void kvfi_receive_on_deadline(struct kvfi_worker_core *core, struct kvfi_receive
         receive->owes_drop = true;
         kvfi_core_todo(core, &receive->work);
     } else if (receive->state == KVFI_RECEIVE_SETTLING) {
-        bool asking = receive->peer->state == KVFI_PEER_HANDSHAKING ||
-                      receive->peer->state == KVFI_PEER_LOADING;
-        if (asking)
-            receive->settled = true; /* the answer decides */
-        else
-            release(core, receive);
+        settle(core, receive);
     }
 }
 
@@ -473,10 +484,16 @@ static enum kvf_status flush_results(struct kvfi_worker_core *core, struct kvfi_
                                      struct kvfi_effects *effects)
 {
     if (receive->owes_received) {
-        KVF_TRY(
-            kvfi_emit_result(effects, KVF_RESULT_RECEIVED, KVF_OK, true, receive->request_id, ""));
-        receive->owes_received = false;
+        /* The record first: with the result the blocks are the engine's, and it writes into them. */
+        struct kvfi_effects_mark mark = kvfi_effects_mark(effects);
         record(core, effects, "landed", receive, NULL);
+        enum kvf_status status =
+            kvfi_emit_result(effects, KVF_RESULT_RECEIVED, KVF_OK, true, receive->request_id, "");
+        if (status != KVF_OK) {
+            kvfi_effects_rollback(effects, mark);
+            return status;
+        }
+        receive->owes_received = false;
     }
     if (receive->owes_failed) {
         KVF_TRY(kvfi_emit_result(effects, KVF_RESULT_FAILED, receive->status, receive->blocks_free,

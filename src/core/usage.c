@@ -99,14 +99,11 @@ static const char *check_receives(const struct kvfi_worker_core *core)
             return "receive: over and still in the table";
         if (!receive->peer || kvfi_list_empty(&receive->of_peer))
             return "receive: has no peer";
-        if (receive->state == KVFI_RECEIVE_SETTLING && !receive->settled &&
-            receive->deadline.position == 0)
-            return "receive: settles without a deadline";
         if (receive->state == KVFI_RECEIVE_SENT && receive->completed >= receive->expected)
             return "receive: complete and still waiting";
         bool attended =
             receive->peer->state != KVFI_PEER_IDLE && receive->peer->state != KVFI_PEER_BACKOFF;
-        if (!attended && receive->state != KVFI_RECEIVE_SETTLING)
+        if (!attended && receive->deadline.position == 0)
             return "receive: waits for a peer that nobody asks";
     }
     return NULL;
