@@ -392,8 +392,7 @@ static void generate(struct engine_api *api, const struct kvfi_http_request *req
 {
     struct kvf_error error = {0};
     json_t *body = NULL;
-    enum kvf_status status =
-        kvfi_json_parse_object("request body", request->body, request->body_len, &body, &error);
+    enum kvf_status status = engine_api_body_parse(request->body, request->body_len, &body, &error);
     if (status != KVF_OK) {
         kvfi_reply_error(reply, refusal_http_status(status), NULL, "%s", error.text);
         return;

@@ -45,6 +45,11 @@ struct engine_api_params {
     const char *request_id;           /* borrowed from the body; NULL */
 };
 
+/* The body as a JSON object; where it is not JSON, the text also names the key that came before.
+ * New reference. */
+KVF_MUST_USE enum kvf_status engine_api_body_parse(const char *data, size_t len, json_t **body_p,
+                                                   struct kvf_error *error);
+
 /* The failure's text is for the client. KVF_ENOTFOUND: another model is asked for; else KVF_EINVAL
  * or KVF_ENOMEM. On success the caller frees params; on failure there is nothing to free. */
 KVF_MUST_USE enum kvf_status engine_api_params_parse(const json_t *body, bool chat,

@@ -143,6 +143,31 @@ static void test_refused_fields(void **state)
     assert_int_equal(KVF_ENOTFOUND, try_params("{\"model\":\"other\"}", false, &params, &error));
 }
 
+static void test_bodies_that_are_not_json(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body;
+        const char *says;
+    } cases[] = {
+        {"", "empty"},
+        {"{", "not JSON"},
+        {"[]", "an array"},
+        {"{\"a\":1,\"port\":1000000000000000000000000000000}", "'port'"},
+        {"{\"a\" : {\"b\\\"c\" : tru}}", "not JSON"},
+        {"{\"a\":1}{\"b\":2}", "not JSON"},
+        {"{\"a\":\"\xff\"}", "'a'"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *body = NULL;
+        struct kvf_error error = {0};
+        assert_int_equal(KVF_EFORMAT, engine_api_body_parse(cases[i].body, strlen(cases[i].body),
+                                                            &body, &error));
+        if (!strstr(error.text, cases[i].says))
+            fail_msg("%s: the text does not say %s: %s", cases[i].body, cases[i].says, error.text);
+    }
+}
+
 /* ---- kv_transfer_params --------------------------------------------------------------------- */
 
 static enum kvf_status try_transfer(const char *text, enum engine_role role,
@@ -406,15 +431,11 @@ static void test_ids(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_everything),
-        cmocka_unit_test(test_refused_fields),
-        cmocka_unit_test(test_transfer_params),
-        cmocka_unit_test(test_refused_transfer_params),
-        cmocka_unit_test(test_transfer_response),
-        cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_refused_prompts),
-        cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_defaults),          cmocka_unit_test(test_everything),
+        cmocka_unit_test(test_refused_fields),    cmocka_unit_test(test_bodies_that_are_not_json),
+        cmocka_unit_test(test_transfer_params),   cmocka_unit_test(test_refused_transfer_params),
+        cmocka_unit_test(test_transfer_response), cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_refused_prompts),   cmocka_unit_test(test_ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,7 +34,12 @@ static enum kvf_status free_port(const char *host, uint16_t *port_p, struct kvf_
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
     struct addrinfo *list = NULL;
-    int rc = getaddrinfo(host, "0", &hints, &list);
+    char bare[KVF_HOST_LEN_MAX + 1];
+    size_t host_len = strlen(host);
+    bool bracketed = host_len > 2 && host[0] == '[' && host[host_len - 1] == ']';
+    (void)snprintf(bare, sizeof(bare), "%.*s", (int)(bracketed ? host_len - 2 : host_len),
+                   bracketed ? host + 1 : host);
+    int rc = getaddrinfo(bare, "0", &hints, &list);
     if (rc != 0)
         return kvf_fail(error, KVF_EINVAL, "side channel host %s does not resolve: %s", host,
                         gai_strerror(rc));

@@ -14,7 +14,18 @@
 #include "engine/block_pool.h"
 #include "engine/scheduler.h"
 
-#define HASH_NONFATAL_OOM 1
+/* FNV-1a; uthash's own functions fall through switch labels without a mark. */
+static inline unsigned engine_hash_bytes(const void *key, size_t len)
+{
+    const unsigned char *bytes = key;
+    unsigned hash = 2166136261u;
+    for (size_t i = 0; i < len; i++)
+        hash = (hash ^ bytes[i]) * 16777619u;
+    return hash;
+}
+
+#define HASH_FUNCTION(key, len, hash) ((hash) = engine_hash_bytes(key, len))
+#define HASH_NONFATAL_OOM             1
 #include <uthash.h>
 
 enum engine_stage {

@@ -1,0 +1,616 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Three engines with a tiny model in one process, over real HTTP and a real transport. */
+#include "engine/api.h"
+
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "engine/model/tiny_model.h"
+#include "http/client.h"
+#include "http/json.h"
+#include "http/loop.h"
+
+struct service {
+    struct engine *engine;
+    struct kvfi_http_server *server;
+    struct engine_api *api;
+};
+
+static struct event_base *loop;
+static struct kvfi_http_client *client;
+static struct service single;
+static struct service prefill;
+static struct service decode;
+
+/* ---- the cast ------------------------------------------------------------------------------- */
+
+static void start(struct service *service, const char *model, const char *id, enum engine_role role)
+{
+    struct kvf_error error = {0};
+    const struct engine_options options = {
+        .model_path = model,
+        .model_name = "test",
+        .role = role,
+        .engine_id = id,
+        .side_host = "127.0.0.1",
+        .block_size = 16,
+        .block_count = 128,
+        .batch_tokens_max = 64,
+        .sequences_max = 8,
+        .threads = 1,
+        .lease_ns = 30000000000ull,
+        .registration_timeout_ns = 30000000000ull,
+        .jobs_max = 200,
+    };
+    if (engine_create(&options, &service->engine, &error) != KVF_OK)
+        fail_msg("engine: %s", error.text);
+    struct kvfi_http_server_options http = kvfi_http_server_defaults();
+    assert_int_equal(KVF_OK, kvfi_http_server_create(loop, &http, &service->server, &error));
+    assert_int_equal(
+        KVF_OK, engine_api_create(loop, service->server, service->engine, &service->api, &error));
+    assert_int_equal(KVF_OK, engine_start(service->engine, &error));
+}
+
+static void stop(struct service *service)
+{
+    engine_stop(service->engine);
+    kvfi_http_server_destroy(service->server);
+    engine_api_destroy(service->api);
+    engine_destroy(service->engine);
+}
+
+static int open_all(void **state)
+{
+    (void)state;
+    char path[] = "service_XXXXXX";
+    struct kvf_error error = {0};
+    int fd = mkstemp(path);
+    if (fd < 0 || close(fd) != 0)
+        return -1;
+    assert_int_equal(KVF_OK, tiny_model_write(path, NULL, &error));
+    loop = kvfi_loop_create();
+    assert_non_null(loop);
+    assert_int_equal(KVF_OK, kvfi_http_client_create(loop, &client, &error));
+    start(&single, path, "single", ENGINE_ROLE_BOTH);
+    start(&prefill, path, "prefill", ENGINE_ROLE_PREFILL);
+    start(&decode, path, "decode", ENGINE_ROLE_DECODE);
+    (void)unlink(path);
+    return 0;
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    kvfi_http_client_destroy(client);
+    stop(&decode);
+    stop(&prefill);
+    stop(&single);
+    kvfi_loop_destroy(loop);
+    return 0;
+}
+
+/* ---- calls ---------------------------------------------------------------------------------- */
+
+struct call {
+    bool done;
+    enum kvf_status status;
+    int http_status;
+    struct engine_text body;
+    struct kvfi_http_call *call;
+    bool leave_at_first_byte;
+};
+
+static void on_body(void *ctx, const char *data, size_t len)
+{
+    struct call *call = ctx;
+    assert_int_equal(KVF_OK, engine_text_append(&call->body, data, len));
+    if (call->leave_at_first_byte)
+        kvfi_http_call_cancel(call->call);
+}
+
+static void on_done(void *ctx, const struct kvfi_http_result *result)
+{
+    struct call *call = ctx;
+    call->done = true;
+    call->status = result->status;
+    call->http_status = result->http_status;
+}
+
+static void send_to(const struct service *service, const char *method, const char *path,
+                    const char *id, const char *body, struct call *call)
+{
+    const struct kvfi_http_header header = {"X-Request-Id", id};
+    const struct kvfi_http_call_options options = {
+        .host = "127.0.0.1",
+        .port = kvfi_http_server_port(service->server),
+        .method = method,
+        .path = path,
+        .content_type = body ? "application/json" : NULL,
+        .body = body,
+        .body_len = body ? strlen(body) : 0,
+        .headers = &header,
+        .header_count = id ? 1 : 0,
+    };
+    const struct kvfi_http_call_events events = {
+        .on_body = on_body, .on_done = on_done, .ctx = call};
+    struct kvf_error error;
+    assert_int_equal(KVF_OK, kvfi_http_call_start(client, &options, &events, &call->call, &error));
+}
+
+static void wait_for(struct call *call)
+{
+    while (!call->done)
+        kvfi_loop_step(loop, true);
+}
+
+static json_t *json_of(struct call *call)
+{
+    json_t *value = NULL;
+    struct kvf_error error = {0};
+    if (kvfi_json_parse_object("answer", call->body.data, call->body.len, &value, &error) != KVF_OK)
+        fail_msg("%s: %s", error.text, call->body.data);
+    engine_text_free(&call->body);
+    return value;
+}
+
+static json_t *ask(const struct service *service, const char *path, const char *body, int status)
+{
+    struct call call = {0};
+    send_to(service, "POST", path, NULL, body, &call);
+    wait_for(&call);
+    if (call.http_status != status)
+        fail_msg("%d: %s", call.http_status, call.body.data);
+    return json_of(&call);
+}
+
+static json_t *choice_of(json_t *answer, size_t index)
+{
+    json_t *choice = json_array_get(json_object_get(answer, "choices"), index);
+    assert_non_null(choice);
+    return choice;
+}
+
+static const char *text_at(json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    assert_non_null(text);
+    return text;
+}
+
+/* Every count of the engine at rest. The engine's thread publishes a moment after its last act. */
+static void wait_for_rest(struct service *service)
+{
+    struct engine_snapshot s;
+    do {
+        kvfi_loop_step(loop, false);
+        (void)sched_yield();
+        engine_snapshot(service->engine, &s);
+    } while (s.scheduler.blocks_free != s.scheduler.blocks_total || s.scheduler.waiting ||
+             s.scheduler.parked || s.scheduler.ready || s.scheduler.running || s.scheduler.held ||
+             s.kv_scheduler.requests || s.kv_worker.leases || s.kv_worker.receives ||
+             s.kv_worker.writes || engine_api_call_count(service->api) != 0);
+}
+
+/* ---- one engine ----------------------------------------------------------------------------- */
+
+static void test_completion(void **state)
+{
+    (void)state;
+    json_t *answer =
+        ask(&single, "/v1/completions",
+            "{\"model\":\"test\",\"prompt\":[5,6,7],\"max_tokens\":4,\"temperature\":0,"
+            "\"ignore_eos\":true,\"logprobs\":2,\"return_token_ids\":true,\"request_id\":\"me\"}",
+            200);
+    assert_string_equal("cmpl-me", text_at(answer, "id"));
+    assert_string_equal("text_completion", text_at(answer, "object"));
+    json_t *choice = choice_of(answer, 0);
+    assert_string_equal("length", text_at(choice, "finish_reason"));
+    assert_int_equal(4, json_array_size(json_object_get(choice, "token_ids")));
+    json_t *logprobs = json_object_get(choice, "logprobs");
+    assert_int_equal(4, json_array_size(json_object_get(logprobs, "token_logprobs")));
+    assert_int_equal(4, json_array_size(json_object_get(logprobs, "text_offset")));
+    json_t *usage = json_object_get(answer, "usage");
+    assert_int_equal(3, json_integer_value(json_object_get(usage, "prompt_tokens")));
+    assert_int_equal(4, json_integer_value(json_object_get(usage, "completion_tokens")));
+    assert_null(json_object_get(answer, "kv_transfer_params"));
+    json_decref(answer);
+    wait_for_rest(&single);
+}
+
+static void test_several_prompts_and_samples(void **state)
+{
+    (void)state;
+    json_t *answer =
+        ask(&single, "/v1/completions",
+            "{\"prompt\":[[5,6,7],[8,9]],\"max_tokens\":3,\"temperature\":0,\"n\":2}", 200);
+    assert_int_equal(4, json_array_size(json_object_get(answer, "choices")));
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(i, json_integer_value(json_object_get(choice_of(answer, i), "index")));
+    assert_string_equal(text_at(choice_of(answer, 0), "text"),
+                        text_at(choice_of(answer, 1), "text"));
+    json_t *usage = json_object_get(answer, "usage");
+    assert_int_equal(5, json_integer_value(json_object_get(usage, "prompt_tokens")));
+    json_decref(answer);
+}
+
+/* The pieces of a stream are the whole answer. */
+static void test_stream_equals_whole(void **state)
+{
+    (void)state;
+    json_t *answer = ask(&single, "/v1/completions",
+                         "{\"prompt\":\"once\",\"max_tokens\":40,\"temperature\":0}", 200);
+    const char *whole = text_at(choice_of(answer, 0), "text");
+    struct call call = {0};
+    send_to(&single, "POST", "/v1/completions", NULL,
+            "{\"prompt\":\"once\",\"max_tokens\":40,\"temperature\":0,\"stream\":true,"
+            "\"stream_options\":{\"include_usage\":true}}",
+            &call);
+    wait_for(&call);
+    assert_int_equal(200, call.http_status);
+    struct engine_text joined = {0};
+    bool done = false;
+    bool usage = false;
+    bool finished = false;
+    char *save = NULL;
+    for (char *line = strtok_r(call.body.data, "\n", &save); line;
+         line = strtok_r(NULL, "\n", &save)) {
+        assert_false(done);
+        assert_int_equal(0, strncmp(line, "data: ", 6));
+        done = strcmp(line + 6, "[DONE]") == 0;
+        if (done)
+            continue;
+        json_t *chunk = json_loads(line + 6, 0, NULL);
+        assert_non_null(chunk);
+        if (json_array_size(json_object_get(chunk, "choices")) == 0) {
+            usage = json_is_object(json_object_get(chunk, "usage"));
+        } else {
+            assert_false(finished);
+            const char *text = text_at(choice_of(chunk, 0), "text");
+            assert_int_equal(KVF_OK, engine_text_append(&joined, text, strlen(text)));
+            finished = json_is_string(json_object_get(choice_of(chunk, 0), "finish_reason"));
+        }
+        json_decref(chunk);
+    }
+    assert_true(done && usage && finished);
+    assert_string_equal(whole, joined.data ? joined.data : "");
+    engine_text_free(&joined);
+    engine_text_free(&call.body);
+    json_decref(answer);
+}
+
+static void test_stop_string(void **state)
+{
+    (void)state;
+    const char *body = "{\"prompt\":\"abc\",\"max_tokens\":40,\"temperature\":0}";
+    json_t *answer = ask(&single, "/v1/completions", body, 200);
+    const char *whole = text_at(choice_of(answer, 0), "text");
+    /* Stop at whatever character is in the middle of the answer. */
+    size_t at = strlen(whole) / 2;
+    while (at > 0 && ((unsigned char)whole[at] & 0xc0) == 0x80)
+        at--;
+    size_t end = at + 1;
+    while (((unsigned char)whole[end] & 0xc0) == 0x80)
+        end++;
+    json_t *stop = json_stringn(whole + at, end - at);
+    json_t *request = json_pack("{s:s, s:i, s:i, s:O}", "prompt", "abc", "max_tokens", 40,
+                                "temperature", 0, "stop", stop);
+    char *text = kvfi_json_dump(request, NULL);
+    json_t *stopped = ask(&single, "/v1/completions", text, 200);
+    json_t *choice = choice_of(stopped, 0);
+    const char *first = strstr(whole, json_string_value(stop));
+    assert_string_equal("stop", text_at(choice, "finish_reason"));
+    assert_string_equal(json_string_value(stop), text_at(choice, "stop_reason"));
+    assert_int_equal(first - whole, strlen(text_at(choice, "text")));
+    free(text);
+    json_decref(stopped);
+    json_decref(request);
+    json_decref(stop);
+    json_decref(answer);
+}
+
+static void test_chat(void **state)
+{
+    (void)state;
+    json_t *answer =
+        ask(&single, "/v1/chat/completions",
+            "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hi\"}]}],"
+            "\"max_tokens\":3,\"temperature\":0,\"logprobs\":true,\"top_logprobs\":1}",
+            200);
+    json_t *choice = choice_of(answer, 0);
+    assert_string_equal("chat.completion", text_at(answer, "object"));
+    assert_string_equal("assistant", text_at(json_object_get(choice, "message"), "role"));
+    json_t *content = json_object_get(json_object_get(choice, "logprobs"), "content");
+    assert_true(json_array_size(content) > 0);
+    json_decref(answer);
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body;
+        int status;
+    } cases[] = {
+        {"", 400},
+        {"{", 400},
+        {"[]", 400},
+        {"{\"prompt\":[1],\"model\":\"other\"}", 404},
+        {"{\"prompt\":[1],\"max_tokens\":5000}", 400},
+        {"{\"prompt\":[99999]}", 400},
+        {"{\"prompt\":[1],\"n\":128,\"max_tokens\":0}", 400},
+        {"{\"prompt\":[[1],[2]],\"n\":128}", 400},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *answer = ask(&single, "/v1/completions", cases[i].body, cases[i].status);
+        json_t *error = json_object_get(answer, "error");
+        assert_true(strlen(text_at(error, "message")) > 10);
+        assert_int_equal(cases[i].status, json_integer_value(json_object_get(error, "code")));
+        json_decref(answer);
+    }
+    wait_for_rest(&single);
+}
+
+static void test_too_many_are_told_so(void **state)
+{
+    (void)state;
+    struct call first = {0};
+    struct call second = {0};
+    const char *body =
+        "{\"prompt\":[1],\"n\":128,\"max_tokens\":100,\"ignore_eos\":true,\"temperature\":0}";
+    send_to(&single, "POST", "/v1/completions", NULL, body, &first);
+    send_to(&single, "POST", "/v1/completions", NULL, body, &second);
+    wait_for(&second);
+    wait_for(&first);
+    assert_int_equal(200 + 503, first.http_status + second.http_status);
+    engine_text_free(&first.body);
+    engine_text_free(&second.body);
+    wait_for_rest(&single);
+}
+
+static void test_a_client_that_leaves(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        struct call call = {.leave_at_first_byte = true};
+        send_to(&single, "POST", "/v1/completions", NULL,
+                "{\"prompt\":[1,2,3],\"n\":3,\"max_tokens\":1000,\"ignore_eos\":true,"
+                "\"stream\":true,\"temperature\":0}",
+                &call);
+        wait_for(&call);
+        assert_int_equal(KVF_ECANCELED, call.status);
+        engine_text_free(&call.body);
+    }
+    wait_for_rest(&single);
+    struct engine_snapshot snapshot;
+    engine_snapshot(single.engine, &snapshot);
+    assert_true(snapshot.scheduler.finished[ENGINE_FINISH_ABORT] > 0);
+}
+
+static void test_information(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path;
+        const char *holds;
+    } cases[] = {
+        {"/v1/models", "\"max_model_len\":2048"},
+        {"/kvferry/coordinates", "\"engine_id\":\"single\""},
+        {"/kvferry/usage", "\"free_blocks\":128"},
+        {"/metrics", "vllm:num_requests_running{model_name=\"test\",engine=\"0\"} 0\n"},
+        {"/metrics", "stage=\"in_progress\"} 0\n"},
+        {"/metrics", "vllm:nixl_xfer_time_seconds_bucket{"},
+    };
+    wait_for_rest(&single);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct call call = {0};
+        send_to(&single, "GET", cases[i].path, NULL, NULL, &call);
+        wait_for(&call);
+        assert_int_equal(200, call.http_status);
+        if (!strstr(call.body.data, cases[i].holds))
+            fail_msg("%s does not hold %s: %s", cases[i].path, cases[i].holds, call.body.data);
+        engine_text_free(&call.body);
+    }
+}
+
+/* ---- two engines ---------------------------------------------------------------------------- */
+
+static json_t *completion_body(uint32_t text_seed, uint32_t count, uint32_t max_tokens)
+{
+    json_t *prompt = json_array();
+    for (uint32_t i = 0; i < count; i++)
+        (void)json_array_append_new(prompt,
+                                    json_integer(3 + (i * 31 + text_seed * 7 + i / 9) % 250));
+    return json_pack("{s:o, s:i, s:i, s:b, s:b}", "prompt", prompt, "max_tokens", max_tokens,
+                     "temperature", 0, "ignore_eos", 1, "return_token_ids", 1);
+}
+
+static char *with_params(json_t *body, json_t *params, int max_tokens)
+{
+    json_t *copy = json_copy(body);
+    if (max_tokens > 0)
+        (void)json_object_set_new(copy, "max_tokens", json_integer(max_tokens));
+    (void)json_object_set_new(copy, "kv_transfer_params", params);
+    char *text = kvfi_json_dump(copy, NULL);
+    json_decref(copy);
+    return text;
+}
+
+static json_t *prefill_params(const char *transfer_id)
+{
+    return json_pack("{s:b, s:b, s:n, s:s}", "do_remote_decode", 1, "do_remote_prefill", 0,
+                     "remote_host", "transfer_id", transfer_id);
+}
+
+static json_t *decode_params(const char *id)
+{
+    const struct engine_info *info = engine_info(prefill.engine);
+    return json_pack("{s:b, s:b, s:s, s:s, s:s, s:i, s:i, s:i, s:s}", "do_remote_decode", 0,
+                     "do_remote_prefill", 1, "remote_engine_id", info->engine_id,
+                     "remote_request_id", id, "remote_host", info->side_host, "remote_port",
+                     (int)info->side_port, "tp_size", 1, "pp_size", 1, "transfer_id", id);
+}
+
+/* Both legs at once, as a push proxy sends them. */
+static void split(json_t *body, const char *id, struct call *first, struct call *second)
+{
+    char *prefill_body = with_params(body, prefill_params(id), 1);
+    char *decode_body = with_params(body, decode_params(id), 0);
+    send_to(&decode, "POST", "/v1/completions", id, decode_body, second);
+    send_to(&prefill, "POST", "/v1/completions", id, prefill_body, first);
+    free(prefill_body);
+    free(decode_body);
+}
+
+static void check_split(json_t *body, struct call *first, struct call *second)
+{
+    wait_for(first);
+    wait_for(second);
+    json_t *handover = json_of(first);
+    json_t *params = json_object_get(handover, "kv_transfer_params");
+    assert_string_equal("prefill", text_at(params, "remote_engine_id"));
+    assert_true(json_is_true(json_object_get(params, "do_remote_prefill")));
+    assert_int_equal(200, second->http_status);
+    json_t *answer = json_of(second);
+    char *text = kvfi_json_dump(body, NULL);
+    json_t *expected = ask(&single, "/v1/completions", text, 200);
+    assert_true(
+        json_equal(json_object_get(expected, "choices"), json_object_get(answer, "choices")));
+    free(text);
+    json_decref(expected);
+    json_decref(answer);
+    json_decref(handover);
+}
+
+static void test_split_answers_are_the_same(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1, 2, 15, 16, 17, 31, 32, 33, 100, 255, 256, 257, 700};
+    for (uint32_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        for (uint32_t again = 0; again < 2; again++) { /* the second time with prefix hits */
+            char id[32];
+            (void)snprintf(id, sizeof(id), "split-%u-%u", i, again);
+            json_t *body = completion_body(i, lengths[i], 9);
+            struct call first = {0};
+            struct call second = {0};
+            split(body, id, &first, &second);
+            check_split(body, &first, &second);
+            json_decref(body);
+        }
+    }
+    wait_for_rest(&prefill);
+    wait_for_rest(&decode);
+}
+
+static void test_many_at_once(void **state)
+{
+    (void)state;
+    enum { COUNT = 24 };
+    struct call first[COUNT] = {0};
+    struct call second[COUNT] = {0};
+    json_t *bodies[COUNT];
+    for (uint32_t i = 0; i < COUNT; i++) {
+        char id[32];
+        (void)snprintf(id, sizeof(id), "many-%u", i);
+        bodies[i] = completion_body(i % 5, 10 + i * 17, 20);
+        split(bodies[i], id, &first[i], &second[i]);
+    }
+    for (uint32_t i = 0; i < COUNT; i++) {
+        check_split(bodies[i], &first[i], &second[i]);
+        json_decref(bodies[i]);
+    }
+    wait_for_rest(&prefill);
+    wait_for_rest(&decode);
+}
+
+/* Each of n samples and of several prompts has blocks of its own (bugs B59, B61). */
+static void test_samples_and_prompts_are_split_too(void **state)
+{
+    (void)state;
+    json_t *body = json_loads("{\"prompt\":[[5,6,7,8],[9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9]],"
+                              "\"max_tokens\":6,\"temperature\":0,\"n\":2,\"ignore_eos\":true,"
+                              "\"return_token_ids\":true}",
+                              0, NULL);
+    struct call first = {0};
+    struct call second = {0};
+    split(body, "fan", &first, &second);
+    check_split(body, &first, &second);
+    json_decref(body);
+    wait_for_rest(&prefill);
+    wait_for_rest(&decode);
+}
+
+static void test_wrong_legs_are_refused(void **state)
+{
+    (void)state;
+    json_t *body = completion_body(1, 40, 2);
+    char *text = with_params(body, decode_params("x"), 0);
+    json_decref(ask(&prefill, "/v1/completions", text, 400));
+    free(text);
+    text = with_params(body, prefill_params("x"), 0);
+    json_decref(ask(&decode, "/v1/completions", text, 400));
+    free(text);
+    json_t *params = decode_params("x");
+    (void)json_object_del(params, "remote_engine_id");
+    text = with_params(body, params, 0);
+    json_t *answer = ask(&decode, "/v1/completions", text, 400);
+    assert_non_null(
+        strstr(text_at(json_object_get(answer, "error"), "message"), "remote_engine_id"));
+    json_decref(answer);
+    free(text);
+    json_decref(body);
+    wait_for_rest(&prefill);
+    wait_for_rest(&decode);
+}
+
+/* A decode leg whose client leaves while it waits. */
+static void test_leaving_while_parked(void **state)
+{
+    (void)state;
+    json_t *body = completion_body(3, 200, 5);
+    for (int i = 0; i < 5; i++) {
+        struct engine_snapshot snapshot;
+        char id[32];
+        (void)snprintf(id, sizeof(id), "leave-%d", i);
+        char *text = with_params(body, decode_params(id), 0);
+        struct call call = {0};
+        send_to(&decode, "POST", "/v1/completions", id, text, &call);
+        free(text);
+        do {
+            kvfi_loop_step(loop, false);
+            (void)sched_yield();
+            engine_snapshot(decode.engine, &snapshot);
+        } while (snapshot.scheduler.parked == 0);
+        kvfi_http_call_cancel(call.call);
+        wait_for(&call);
+        wait_for_rest(&decode);
+    }
+    json_decref(body);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_completion),
+        cmocka_unit_test(test_several_prompts_and_samples),
+        cmocka_unit_test(test_stream_equals_whole),
+        cmocka_unit_test(test_stop_string),
+        cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_too_many_are_told_so),
+        cmocka_unit_test(test_a_client_that_leaves),
+        cmocka_unit_test(test_information),
+        cmocka_unit_test(test_split_answers_are_the_same),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_samples_and_prompts_are_split_too),
+        cmocka_unit_test(test_wrong_legs_are_refused),
+        cmocka_unit_test(test_leaving_while_parked),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
