@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pair of connected engines with nothing to do uses under 1 % of a core, also while it holds 100
 finished prompts that nobody registered for."""
+import os
 import time
 
 import rig
 from answers import Prompt, ask
 from rig import post, wait_until
 
-WINDOW_S = 10
+WINDOW_S = float(os.environ.get("KVF_IDLE_WINDOW_S", 10))  # `make bench` looks longer
 CORE_SHARE_MAX = 0.01
 
 
