@@ -7,11 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    BLOCK = 4096,
-    BLOCKS = 64,
-    POOL = BLOCK * BLOCKS,
-};
+#define BLOCK  ((size_t)4096)
+#define BLOCKS ((size_t)64)
+#define POOL   (BLOCK * BLOCKS)
 
 static uint32_t even_ids[BLOCKS / 2];
 

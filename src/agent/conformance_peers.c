@@ -8,11 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    BLOCK = 4096,
-    BLOCKS = 1024,
-    POOL = BLOCK * BLOCKS,
-};
+#define BLOCK  ((size_t)4096)
+#define BLOCKS ((size_t)1024)
+#define POOL   (BLOCK * BLOCKS)
 
 static const uint32_t *all_ids(void)
 {
@@ -524,7 +522,7 @@ static void load_and_drop_500(void **state)
     }
     size_t now = mallinfo2().uordblks;
     size_t grown = now > base ? now - base : 0;
-    if (grown > 256 * 1024) /* 400 loads; one leaked endpoint has kilobytes */
+    if (grown > (size_t)256 * 1024) /* 400 loads; one leaked endpoint has kilobytes */
         fail_msg("%zu bytes more after 400 loads", grown);
     kvf_agent_blob_free(blob.owner, blob.data);
     conf_stop(&rig);

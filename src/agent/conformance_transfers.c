@@ -6,11 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    BLOCK = 4096,
-    BLOCKS = 256,
-    POOL = BLOCK * BLOCKS,
-};
+#define BLOCK  ((size_t)4096)
+#define BLOCKS ((size_t)256)
+#define POOL   (BLOCK * BLOCKS)
 
 /* After a transfer of [offset, offset + length) of blocks from[] into blocks to[]: those bytes are
  * the source's, all others untouched. */
@@ -335,7 +333,7 @@ static void bad_plans_post_nothing(void **state)
     struct kvf_plan plan = {
         .regions = regions, .region_count = 2, .groups = &group, .group_count = 1};
 
-    local[2] = BLOCKS;
+    local[2] = (uint32_t)BLOCKS;
     expect_refused(&rig, &plan, "local block id 256 is out of range");
     local[2] = 3;
     remote[2] = UINT32_MAX;
@@ -355,7 +353,7 @@ static void bad_plans_post_nothing(void **state)
     regions[1] = good;
     regions[1].remote.base += 1; /* the last byte of the last block is outside */
     regions[1].remote.block_count = BLOCKS;
-    remote[2] = BLOCKS - 1;
+    remote[2] = (uint32_t)BLOCKS - 1;
     expect_refused(&rig, &plan, "remote address");
     regions[1] = good;
     regions[1].group = 1;
@@ -408,7 +406,7 @@ static void both_directions_at_once(void **state)
     uint32_t upper[BLOCKS / 2];
     for (uint32_t i = 0; i < BLOCKS / 2; i++) {
         ids[i] = i;
-        upper[i] = BLOCKS / 2 + i;
+        upper[i] = (uint32_t)BLOCKS / 2 + i;
     }
     conf_start(&rig, POOL);
     conf_join(&rig);

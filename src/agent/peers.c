@@ -134,10 +134,15 @@ static enum kvf_status new_region(struct kvf_agent *agent, struct agent_peer *pe
     return KVF_OK;
 }
 
-/* Appends the section's regions that are new to staged[]. */
+/* Regions on their way into a peer. */
+struct staged {
+    struct kvfi_region **items;
+    size_t count;
+};
+
+/* Appends the section's regions that are new. */
 static enum kvf_status stage_section(struct kvf_agent *agent, struct agent_peer *peer,
-                                     const struct kvfi_nixl_section *section,
-                                     struct kvfi_region **staged, size_t *staged_count,
+                                     const struct kvfi_nixl_section *section, struct staged *staged,
                                      struct kvf_error *error)
 {
     if (section->mem_type != KVFI_NIXL_DRAM && section->mem_type != KVFI_NIXL_VRAM)
@@ -158,8 +163,8 @@ static enum kvf_status stage_section(struct kvf_agent *agent, struct agent_peer 
                             " of peer \"%s\" has another key than before; drop the peer first",
                             entry->addr, entry->len, peer->name);
         }
-        KVF_TRY(new_region(agent, peer, kind, entry, &staged[*staged_count], error));
-        ++*staged_count;
+        KVF_TRY(new_region(agent, peer, kind, entry, &staged->items[staged->count], error));
+        staged->count++;
     }
     return KVF_OK;
 }
@@ -176,18 +181,17 @@ static enum kvf_status add_regions(struct kvf_agent *agent, struct agent_peer *p
     size_t count = 0;
     for (size_t i = 0; i < md->section_count; i++)
         count += md->sections[i].region_count;
-    struct kvfi_region **staged =
-        kvfi_wire_alloc(agent->allocator, (count + 1) * sizeof(staged[0]));
-    if (!staged)
+    struct staged staged = {0};
+    staged.items = kvfi_wire_alloc(agent->allocator, (count + 1) * sizeof(void *));
+    if (!staged.items)
         return kvf_fail(error, KVF_ENOMEM, "load: no memory for %zu regions", count);
-    size_t staged_count = 0;
     enum kvf_status status = KVF_OK;
     for (size_t i = 0; status == KVF_OK && i < md->section_count; i++) {
         if (is_ours(agent, md->sections[i].backend))
-            status = stage_section(agent, peer, &md->sections[i], staged, &staged_count, error);
+            status = stage_section(agent, peer, &md->sections[i], &staged, error);
     }
     if (status == KVF_OK) {
-        status = kvfi_region_set_add(&peer->regions, staged, staged_count);
+        status = kvfi_region_set_add(&peer->regions, staged.items, staged.count);
         if (status == KVF_EEXIST)
             status = kvf_fail(error, KVF_EFORMAT, "load: peer \"%s\" lists one region twice",
                               peer->name);
@@ -195,10 +199,10 @@ static enum kvf_status add_regions(struct kvf_agent *agent, struct agent_peer *p
             (void)kvf_fail(error, status, "load: no memory for %zu regions", count);
     }
     if (status != KVF_OK) {
-        for (size_t i = 0; i < staged_count; i++)
-            kvfi_agent_free_region(agent, staged[i]);
+        for (size_t i = 0; i < staged.count; i++)
+            kvfi_agent_free_region(agent, staged.items[i]);
     }
-    kvfi_wire_free(agent->allocator, staged);
+    kvfi_wire_free(agent->allocator, staged.items);
     return status;
 }
 
@@ -230,8 +234,10 @@ static enum kvf_status load_new(struct kvf_agent *agent, const struct kvfi_nixl_
                         "full metadata first",
                         kvfi_quote(&quote, md->agent));
     struct agent_peer *peer = NULL;
-    KVF_TRY(new_peer(agent, md->agent, conn->info, &peer, error));
-    enum kvf_status status = add_regions(agent, peer, md, error);
+    enum kvf_status status = new_peer(agent, md->agent, conn->info, &peer, error);
+    if (!peer)
+        return status;
+    status = add_regions(agent, peer, md, error);
     if (status == KVF_OK) {
         status = take_slot(agent, peer);
         if (status != KVF_OK)
@@ -266,12 +272,11 @@ static enum kvf_status load_decoded(struct kvf_agent *agent, const struct kvfi_n
                         kvfi_quote(&quote, md->agent), md->conn_count, agent->ops->backend);
 
     struct agent_peer *peer = find_name(agent, md->agent);
-    if (peer)
-        KVF_TRY(load_known(agent, peer, conn, md, error));
-    else
-        KVF_TRY(load_new(agent, conn, md, &peer, error));
-    *peer_p = peer->id;
-    return KVF_OK;
+    enum kvf_status status =
+        peer ? load_known(agent, peer, conn, md, error) : load_new(agent, conn, md, &peer, error);
+    if (status == KVF_OK && peer)
+        *peer_p = peer->id;
+    return status;
 }
 
 enum kvf_status kvf_agent_load(struct kvf_agent *agent, const void *blob, size_t len,

@@ -106,7 +106,7 @@ static enum kvf_status reserve(struct kvfi_region_set *set, size_t count)
     while (cap < count)
         cap *= 2;
     struct kvfi_region **sorted =
-        kvfi_wire_realloc(set->allocator, set->sorted, cap * sizeof(set->sorted[0]));
+        kvfi_wire_realloc(set->allocator, set->sorted, cap * sizeof(void *));
     if (!sorted)
         return KVF_ENOMEM;
     set->sorted = sorted;
@@ -124,9 +124,9 @@ enum kvf_status kvfi_region_set_add(struct kvfi_region_set *set, struct kvfi_reg
     if (count == 0)
         return KVF_OK;
     KVF_TRY(reserve(set, set->count + count));
-    memcpy(set->sorted + set->count, regions, count * sizeof(regions[0]));
+    memcpy(set->sorted + set->count, regions, count * sizeof(void *));
     set->count += count;
-    qsort(set->sorted, set->count, sizeof(set->sorted[0]), compare_slots);
+    qsort(set->sorted, set->count, sizeof(void *), compare_slots);
     for (size_t i = 1; i < set->count; i++) {
         if (compare(set->sorted[i - 1], set->sorted[i]) != 0)
             continue;
@@ -144,6 +144,6 @@ void kvfi_region_set_remove(struct kvfi_region_set *set, const struct kvfi_regio
     while (set->sorted[i] != region)
         i++;
     set->count--;
-    memmove(set->sorted + i, set->sorted + i + 1, (set->count - i) * sizeof(set->sorted[0]));
+    memmove(set->sorted + i, set->sorted + i + 1, (set->count - i) * sizeof(void *));
     compute_reach(set);
 }

@@ -13,13 +13,13 @@ struct kvfi_region {
     uint64_t addr;
     uint64_t length;
     uint64_t device_id;
-    enum kvf_memory_kind kind;
     struct kvfi_lane_memory *memory; /* local side: owned */
     struct kvfi_lane_rkey *rkey;     /* remote side: owned */
     unsigned char *rkey_bytes;       /* remote side: owned, to tell a changed key on reload */
     size_t rkey_len;
-    uint32_t uses; /* transfers that have it pinned */
     uint64_t mark; /* last transfer that counted it */
+    enum kvf_memory_kind kind;
+    uint32_t uses; /* transfers that have it pinned */
 };
 
 struct kvfi_region_set {

@@ -142,7 +142,7 @@ static enum kvf_status pin(struct kvf_agent *agent, struct transfer *transfer,
     if (transfer->pin_count == transfer->pin_cap) {
         size_t cap = transfer->pin_cap ? 2 * transfer->pin_cap : 16;
         struct kvfi_region **pins =
-            kvfi_wire_realloc(agent->allocator, transfer->pins, cap * sizeof(pins[0]));
+            kvfi_wire_realloc(agent->allocator, transfer->pins, cap * sizeof(void *));
         if (!pins)
             return KVF_ENOMEM;
         transfer->pins = pins;
@@ -188,17 +188,23 @@ static enum kvf_status check_cover(struct kvf_agent *agent, const struct agent_p
 
 /* ---- posting -------------------------------------------------------------------------------- */
 
-static enum kvf_status find_live(struct kvf_agent *agent, struct kvf_peer_id id, const char *what,
-                                 struct agent_peer **peer_p, struct kvf_error *error)
+/* The peer, or NULL with *status_p set. */
+static struct agent_peer *find_live(struct kvf_agent *agent, struct kvf_peer_id id,
+                                    const char *what, enum kvf_status *status_p,
+                                    struct kvf_error *error)
 {
     struct agent_peer *peer = kvfi_agent_find_peer(agent, id);
-    if (!peer)
-        return kvf_fail(error, KVF_ENOTFOUND, "%s: peer id 0x%" PRIx64 " is stale", what, id.value);
-    if (peer->lost)
-        return kvf_fail(error, KVF_EDISCONNECTED, "%s: the connection to peer \"%s\" has failed",
-                        what, peer->name);
-    *peer_p = peer;
-    return KVF_OK;
+    if (!peer) {
+        *status_p =
+            kvf_fail(error, KVF_ENOTFOUND, "%s: peer id 0x%" PRIx64 " is stale", what, id.value);
+        return NULL;
+    }
+    if (peer->lost) {
+        *status_p = kvf_fail(error, KVF_EDISCONNECTED,
+                             "%s: the connection to peer \"%s\" has failed", what, peer->name);
+        return NULL;
+    }
+    return peer;
 }
 
 static enum kvf_status encode_message(struct kvf_agent *agent, struct transfer *transfer,
@@ -234,7 +240,7 @@ enum kvf_status kvf_agent_post(struct kvf_agent *agent, enum kvf_operation opera
                                uint64_t user_data, struct kvf_transfer_id *transfer_p,
                                struct kvf_error *error)
 {
-    struct agent_peer *peer = NULL;
+    enum kvf_status status = KVF_OK;
     struct kvfi_plan_extent extent;
     uint64_t start_ns = agent->ops->now_ns(agent->lane);
 
@@ -242,7 +248,9 @@ enum kvf_status kvf_agent_post(struct kvf_agent *agent, enum kvf_operation opera
         return kvf_fail(error, KVF_EINVAL, "post: operation %d is unknown", (int)operation);
     if (!plan || (!notification && notification_len > 0))
         return kvf_fail(error, KVF_EINVAL, "post: no plan, or a notification without bytes");
-    KVF_TRY(find_live(agent, peer_id, "post", &peer, error));
+    struct agent_peer *peer = find_live(agent, peer_id, "post", &status, error);
+    if (!peer)
+        return status;
     KVF_TRY(kvfi_plan_check(plan, &extent, error));
     if (extent.descriptors == 0 && !notification)
         return kvf_fail(error, KVF_EINVAL, "post: an empty plan needs a notification");
@@ -253,7 +261,7 @@ enum kvf_status kvf_agent_post(struct kvf_agent *agent, enum kvf_operation opera
     begin(agent, transfer, peer, user_data);
     transfer->stats.bytes = extent.bytes;
     transfer->stats.post_start_ns = start_ns;
-    enum kvf_status status = check_cover(agent, peer, plan, transfer, error);
+    status = check_cover(agent, peer, plan, transfer, error);
     if (status == KVF_OK && notification)
         status = encode_message(agent, transfer, notification, notification_len, error);
     if (status != KVF_OK)
@@ -284,15 +292,17 @@ enum kvf_status kvf_agent_notify(struct kvf_agent *agent, struct kvf_peer_id pee
                                  const void *message, size_t message_len, uint64_t user_data,
                                  struct kvf_error *error)
 {
-    struct agent_peer *peer = NULL;
+    enum kvf_status status = KVF_OK;
     if (!message && message_len > 0)
         return kvf_fail(error, KVF_EINVAL, "notify: %zu bytes at NULL", message_len);
-    KVF_TRY(find_live(agent, peer_id, "notify", &peer, error));
+    struct agent_peer *peer = find_live(agent, peer_id, "notify", &status, error);
+    if (!peer)
+        return status;
     struct transfer *transfer = take_transfer(agent);
     if (!transfer)
         return kvf_fail(error, KVF_ENOMEM, "notify: no memory for a message");
     begin(agent, transfer, peer, user_data);
-    enum kvf_status status = encode_message(agent, transfer, message, message_len, error);
+    status = encode_message(agent, transfer, message, message_len, error);
     if (status == KVF_OK) {
         status = agent->ops->notify(agent->lane, peer->lane_peer, &transfer->op);
         if (status != KVF_OK)

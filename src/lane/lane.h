@@ -19,7 +19,9 @@
  * peer arrive in the order in which they left; nothing else is ordered.
  *
  * Cancel: cancel(peer) asks. Each op of that peer still completes once, with its own result or
- * KVF_ECANCELED; the peer takes no new ops. The caller may cancel from inside any callback.
+ * KVF_ECANCELED, when nothing of it is outstanding: a transport cannot recall what was posted, so a
+ * peer that hangs without dying holds its ops. Messages not yet sent stay unsent. The peer takes no
+ * new ops. The caller may cancel from inside any callback.
  *
  * Loss: when the connection fails, peer_lost is called once, before or after the ops of that peer
  * completed with an error; later post() and notify() answer KVF_EDISCONNECTED. A peer that was
@@ -117,8 +119,9 @@ struct kvfi_lane_ops {
     /* After drain(), disconnect() of every peer and deregister of all memory. Finishes closing
      * what is still closing, within a bound. No callback is made. */
     void (*destroy)(struct kvfi_lane *lane);
-    /* Completes every submitted op, cancelling what does not end in about two seconds. Blocks for
-     * that long at most, asleep. Completion callbacks are made. Nothing may be submitted after. */
+    /* Completes every submitted op; what does not end in about two seconds is torn down together
+     * with the transports. Blocks for that long at most, asleep. Completion callbacks are made.
+     * Nothing may be submitted after. */
     void (*drain)(struct kvfi_lane *lane);
 
     int (*fd)(const struct kvfi_lane *lane);          /* -1: none */

@@ -135,14 +135,18 @@ void kvfi_ucx_force_close(struct kvfi_lane *lane)
     }
 }
 
+/* Posted operations run to their own end. Closing a healthy endpoint under them by force is no way
+ * out: UCX 1.22 then frees a tcp endpoint whose events it is still walking through. */
 void kvfi_ucx_cancel(struct kvfi_lane *lane, struct kvfi_lane_peer *peer)
 {
     peer->cancelled = true;
-    if (peer->forced || !peer->ep)
-        return;
-    peer->forced = true;
-    peer->next_force = lane->to_force;
-    lane->to_force = peer;
+}
+
+void kvfi_ucx_close_at_once(struct kvfi_lane_peer *peer)
+{
+    peer->cancelled = true;
+    if (peer->ep)
+        start_close(peer, true);
 }
 
 void kvfi_ucx_disconnect(struct kvfi_lane *lane, struct kvfi_lane_peer *peer)

@@ -39,8 +39,11 @@ static void send_message(struct kvfi_lane_op *op);
 static void advance(struct kvfi_lane_op *op)
 {
     if (op->stage == STAGE_DATA && op->message && op->status == KVF_OK) {
-        send_message(op);
-        return;
+        if (!op->peer->cancelled) {
+            send_message(op);
+            return;
+        }
+        op->status = KVF_ECANCELED;
     }
     kvfi_lane_queue_put(&op->peer->lane->events, &op->event);
 }

@@ -135,7 +135,7 @@ static enum kvf_status check_reachable(struct kvfi_lane *lane, struct kvf_error 
     struct kvfi_lane_peer *self = NULL;
     if (kvfi_ucx_connect(lane, lane->address, lane->address_len, NULL, &self, &reason) != KVF_OK)
         return kvf_fail(error, KVF_ENOTSUP, "lane \"ucx\" cannot serve here: %s", reason.text);
-    kvfi_ucx_cancel(lane, self);
+    kvfi_ucx_close_at_once(self);
     kvfi_ucx_disconnect(lane, self);
     drive(lane, &lane->usage.peers_closing, CLOSE_NS);
     return KVF_OK;
@@ -279,14 +279,11 @@ static void ucx_drain(struct kvfi_lane *lane)
     drive(lane, &lane->usage.operations, DRAIN_NS);
     if (lane->usage.operations == 0)
         return;
+    /* The last resort: without its transports no operation can touch memory. */
     for (struct kvfi_lane_peer *peer = lane->peers; peer; peer = peer->next) {
         if (peer->operations > 0)
-            kvfi_ucx_cancel(lane, peer);
+            kvfi_ucx_close_at_once(peer);
     }
-    drive(lane, &lane->usage.operations, DRAIN_NS);
-    if (lane->usage.operations == 0)
-        return;
-    /* The last resort: without its transports no operation can touch memory. */
     destroy_worker(lane);
     kvfi_ucx_abandon_ops(lane);
     for (struct kvfi_lane_peer *peer = lane->peers; peer; peer = peer->next)

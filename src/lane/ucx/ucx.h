@@ -82,7 +82,9 @@ enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, si
                                  struct kvf_error *error);
 void kvfi_ucx_cancel(struct kvfi_lane *lane, struct kvfi_lane_peer *peer);
 void kvfi_ucx_disconnect(struct kvfi_lane *lane, struct kvfi_lane_peer *peer);
-/* Closes the endpoints that failed or were cancelled. Not from a UCX callback. */
+/* Closes by force an endpoint that nobody uses, or before the worker goes. */
+void kvfi_ucx_close_at_once(struct kvfi_lane_peer *peer);
+/* Closes the endpoints that failed. Not from a UCX callback. */
 void kvfi_ucx_force_close(struct kvfi_lane *lane);
 /* Frees the peer when nothing refers to it any more. */
 void kvfi_ucx_maybe_free_peer(struct kvfi_lane_peer *peer);
