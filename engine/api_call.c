@@ -321,7 +321,7 @@ static enum kvf_status make_jobs(struct api_call *call, const char *base,
 {
     KVF_TRY(check_room(call, prompts, error));
     size_t count = prompts->count * call->params.n;
-    call->choices = calloc(count, sizeof(*call->choices));
+    call->choices = calloc(count + 1, sizeof(*call->choices));
     if (!call->choices)
         return kvf_fail(error, KVF_ENOMEM, "no memory for %zu choices", count);
     call->choice_count = count;

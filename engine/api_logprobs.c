@@ -14,7 +14,7 @@ static json_t *token_text(const struct api_call *call, uint32_t token, size_t *c
         value = json_stringn(text.data ? text.data : "", text.len);
     if (characters_p) {
         *characters_p = 0;
-        for (size_t i = 0; i < text.len; i++)
+        for (size_t i = 0; text.data && i < text.len; i++)
             *characters_p += ((unsigned char)text.data[i] & 0xc0) != 0x80;
     }
     engine_text_free(&text);

@@ -27,7 +27,7 @@ static uint32_t fill(struct engine_block_pool *pool, const uint32_t *tokens, uin
     struct engine_prefix_hash hash = ENGINE_PREFIX_ROOT;
     assert_int_equal(KVF_OK, engine_block_pool_take(pool, blocks, ids));
     for (uint32_t i = 0; i < count / SIZE; i++)
-        hash = engine_block_pool_cache(pool, ids[i], hash, tokens + i * SIZE);
+        hash = engine_block_pool_cache(pool, ids[i], hash, tokens + (size_t)i * SIZE);
     return blocks;
 }
 
@@ -223,7 +223,8 @@ static void test_random_use(void **state)
             if (engine_block_pool_take(pool, need - hits, h->ids + hits) == KVF_OK) {
                 h->blocks = need;
                 for (uint32_t i = hits; i < h->count / SIZE; i++)
-                    hash = engine_block_pool_cache(pool, h->ids[i], hash, h->tokens + i * SIZE);
+                    hash = engine_block_pool_cache(pool, h->ids[i], hash,
+                                                   h->tokens + (size_t)i * SIZE);
             }
         }
         assert_true(engine_block_pool_consistent(pool));

@@ -49,12 +49,15 @@ static enum kvf_status free_port(const char *host, uint16_t *port_p, struct kvf_
         int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0)
             continue;
-        struct sockaddr_storage bound = {0};
+        union {
+            struct sockaddr any;
+            struct sockaddr_in v4;
+            struct sockaddr_in6 v6;
+        } bound = {.v6 = {0}};
         socklen_t len = sizeof(bound);
-        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 &&
-            getsockname(fd, (struct sockaddr *)&bound, &len) == 0) {
-            *port_p = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                        : ((struct sockaddr_in *)&bound)->sin_port);
+        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && getsockname(fd, &bound.any, &len) == 0) {
+            bool is_v6 = bound.any.sa_family == AF_INET6;
+            *port_p = ntohs(is_v6 ? bound.v6.sin6_port : bound.v4.sin_port);
             status = KVF_OK;
         }
         (void)close(fd);

@@ -206,8 +206,8 @@ static void carry_out_aborts(struct engine *engine, uint64_t now_ns)
 {
     if (!atomic_exchange_explicit(&engine->abort_wanted, false, memory_order_acquire))
         return;
-    struct engine_job *job;
-    struct engine_job *next;
+    struct engine_job *job = NULL;
+    struct engine_job *next = NULL;
     DL_FOREACH_SAFE (engine->live, job, next) {
         if (atomic_load_explicit(&job->abort, memory_order_relaxed))
             engine_scheduler_abort(engine->scheduler, now_ns, job->id);

@@ -66,8 +66,8 @@ void engine_scheduler_destroy(struct engine_scheduler *scheduler)
 {
     if (!scheduler)
         return;
-    struct engine_request *request;
-    struct engine_request *next;
+    struct engine_request *request = NULL;
+    struct engine_request *next = NULL;
     HASH_ITER (hh, scheduler->by_id, request, next) {
         HASH_DEL(scheduler->by_id, request);
         engine_request_destroy(request);
@@ -136,9 +136,8 @@ void engine_cache_blocks(struct engine_scheduler *scheduler, struct engine_reque
 
 /* ---- entering ------------------------------------------------------------------------------- */
 
-enum kvf_status engine_scheduler_add(struct engine_scheduler *scheduler, uint64_t now_ns,
-                                     const struct engine_request_spec *spec,
-                                     struct kvf_error *error)
+static enum kvf_status check_spec(const struct engine_scheduler *scheduler,
+                                  const struct engine_request_spec *spec, struct kvf_error *error)
 {
     uint32_t len_max = scheduler->options.model_len_max;
     if (spec->prompt_count == 0 || spec->max_tokens == 0)
@@ -150,31 +149,48 @@ enum kvf_status engine_scheduler_add(struct engine_scheduler *scheduler, uint64_
                         "this engine can hold for one request (%u blocks of %u)",
                         spec->prompt_count, spec->max_tokens, len_max,
                         scheduler->options.block_count, scheduler->options.block_size);
-    struct engine_request *request;
-    HASH_FIND_STR(scheduler->by_id, spec->id, request);
-    if (request)
+    struct engine_request *same = NULL;
+    HASH_FIND_STR(scheduler->by_id, spec->id, same);
+    if (same)
         return kvf_fail(error, KVF_EEXIST, "request id %.128s is in use", spec->id);
-    request = engine_request_create(spec, scheduler->options.block_size);
+    return KVF_OK;
+}
+
+static enum kvf_status remember(struct engine_scheduler *scheduler, struct engine_request *request,
+                                struct kvf_error *error)
+{
+    HASH_ADD_KEYPTR(hh, scheduler->by_id, request->id, strlen(request->id), request);
+    if (!request->hh.tbl)
+        return kvf_fail(error, KVF_ENOMEM, "no memory for request %.64s", request->id);
+    return KVF_OK;
+}
+
+enum kvf_status engine_scheduler_add(struct engine_scheduler *scheduler, uint64_t now_ns,
+                                     const struct engine_request_spec *spec,
+                                     struct kvf_error *error)
+{
+    KVF_TRY(check_spec(scheduler, spec, error));
+    struct engine_request *request = engine_request_create(spec, scheduler->options.block_size);
     if (!request)
         return kvf_fail(error, KVF_ENOMEM, "no memory for request %.64s", spec->id);
-    HASH_ADD_KEYPTR(hh, scheduler->by_id, request->id, strlen(request->id), request);
-    if (!request->hh.tbl) {
-        engine_request_destroy(request);
-        return kvf_fail(error, KVF_ENOMEM, "no memory for request %.64s", spec->id);
-    }
-    if (scheduler->has_hooks) {
-        enum kvf_status status = scheduler->hooks.on_new_request(
-            scheduler->hooks.ctx, now_ns, spec->id, spec->transfer, spec->prompt_count, error);
-        if (status != KVF_OK) {
-            HASH_DEL(scheduler->by_id, request);
-            engine_request_destroy(request);
-            return status;
-        }
-    }
+    enum kvf_status status = remember(scheduler, request, error);
+    if (status != KVF_OK)
+        goto err_request;
+    if (scheduler->has_hooks)
+        status = scheduler->hooks.on_new_request(scheduler->hooks.ctx, now_ns, spec->id,
+                                                 spec->transfer, spec->prompt_count, error);
+    if (status != KVF_OK)
+        goto err_remember;
     request->stage = ENGINE_WAITING;
     DL_APPEND(scheduler->lists[ENGINE_WAITING], request);
     scheduler->counts[ENGINE_WAITING]++;
     return KVF_OK;
+
+err_remember:
+    HASH_DEL(scheduler->by_id, request);
+err_request:
+    engine_request_destroy(request);
+    return status;
 }
 
 /* ---- accounts ------------------------------------------------------------------------------- */

@@ -85,7 +85,7 @@ void engine_end_request(struct engine_scheduler *scheduler, uint64_t now_ns,
 
 void engine_scheduler_abort(struct engine_scheduler *scheduler, uint64_t now_ns, const char *id)
 {
-    struct engine_request *request;
+    struct engine_request *request = NULL;
     HASH_FIND_STR(scheduler->by_id, id, request);
     if (request && request->stage != ENGINE_HELD)
         engine_end_request(scheduler, now_ns, request, ENGINE_FINISH_ABORT, KVF_ECANCELED, NULL);
@@ -93,8 +93,8 @@ void engine_scheduler_abort(struct engine_scheduler *scheduler, uint64_t now_ns,
 
 void engine_scheduler_abort_all(struct engine_scheduler *scheduler, uint64_t now_ns)
 {
-    struct engine_request *request;
-    struct engine_request *next;
+    struct engine_request *request = NULL;
+    struct engine_request *next = NULL;
     HASH_ITER (hh, scheduler->by_id, request, next) {
         if (request->stage != ENGINE_HELD)
             engine_end_request(scheduler, now_ns, request, ENGINE_FINISH_ABORT, KVF_ECANCELED,
@@ -167,7 +167,7 @@ static void receive_failed(struct engine_scheduler *scheduler, uint64_t now_ns,
 void engine_scheduler_kv_result(struct engine_scheduler *scheduler, uint64_t now_ns,
                                 const struct kvf_result *result)
 {
-    struct engine_request *request;
+    struct engine_request *request = NULL;
     HASH_FIND_STR(scheduler->by_id, result->request_id, request);
     if (!request) {
         kvf_log(KVF_LOG_DEBUG, "a result for request %s, which has ended", result->request_id);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Three engines with a tiny model in one process, over real HTTP and a real transport. */
-#include "engine/api.h"
+/* Real HTTP and a real transport between the engines of engine/service_cast.h. */
+#include "engine/service_cast.h"
 
 #include <sched.h>
 #include <setjmp.h>
@@ -8,167 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
-#include "engine/model/tiny_model.h"
-#include "http/client.h"
-#include "http/json.h"
 #include "http/loop.h"
-
-struct service {
-    struct engine *engine;
-    struct kvfi_http_server *server;
-    struct engine_api *api;
-};
-
-static struct event_base *loop;
-static struct kvfi_http_client *client;
-static struct service single;
-static struct service prefill;
-static struct service decode;
-
-/* ---- the cast ------------------------------------------------------------------------------- */
-
-static void start(struct service *service, const char *model, const char *id, enum engine_role role)
-{
-    struct kvf_error error = {0};
-    const struct engine_options options = {
-        .model_path = model,
-        .model_name = "test",
-        .role = role,
-        .engine_id = id,
-        .side_host = "127.0.0.1",
-        .block_size = 16,
-        .block_count = 128,
-        .batch_tokens_max = 64,
-        .sequences_max = 8,
-        .threads = 1,
-        .lease_ns = 30000000000ull,
-        .registration_timeout_ns = 30000000000ull,
-        .jobs_max = 200,
-    };
-    if (engine_create(&options, &service->engine, &error) != KVF_OK)
-        fail_msg("engine: %s", error.text);
-    struct kvfi_http_server_options http = kvfi_http_server_defaults();
-    assert_int_equal(KVF_OK, kvfi_http_server_create(loop, &http, &service->server, &error));
-    assert_int_equal(
-        KVF_OK, engine_api_create(loop, service->server, service->engine, &service->api, &error));
-    assert_int_equal(KVF_OK, engine_start(service->engine, &error));
-}
-
-static void stop(struct service *service)
-{
-    engine_stop(service->engine);
-    kvfi_http_server_destroy(service->server);
-    engine_api_destroy(service->api);
-    engine_destroy(service->engine);
-}
-
-static int open_all(void **state)
-{
-    (void)state;
-    char path[] = "service_XXXXXX";
-    struct kvf_error error = {0};
-    int fd = mkstemp(path);
-    if (fd < 0 || close(fd) != 0)
-        return -1;
-    assert_int_equal(KVF_OK, tiny_model_write(path, NULL, &error));
-    loop = kvfi_loop_create();
-    assert_non_null(loop);
-    assert_int_equal(KVF_OK, kvfi_http_client_create(loop, &client, &error));
-    start(&single, path, "single", ENGINE_ROLE_BOTH);
-    start(&prefill, path, "prefill", ENGINE_ROLE_PREFILL);
-    start(&decode, path, "decode", ENGINE_ROLE_DECODE);
-    (void)unlink(path);
-    return 0;
-}
-
-static int close_all(void **state)
-{
-    (void)state;
-    kvfi_http_client_destroy(client);
-    stop(&decode);
-    stop(&prefill);
-    stop(&single);
-    kvfi_loop_destroy(loop);
-    return 0;
-}
-
-/* ---- calls ---------------------------------------------------------------------------------- */
-
-struct call {
-    bool done;
-    enum kvf_status status;
-    int http_status;
-    struct engine_text body;
-    struct kvfi_http_call *call;
-    bool leave_at_first_byte;
-};
-
-static void on_body(void *ctx, const char *data, size_t len)
-{
-    struct call *call = ctx;
-    assert_int_equal(KVF_OK, engine_text_append(&call->body, data, len));
-    if (call->leave_at_first_byte)
-        kvfi_http_call_cancel(call->call);
-}
-
-static void on_done(void *ctx, const struct kvfi_http_result *result)
-{
-    struct call *call = ctx;
-    call->done = true;
-    call->status = result->status;
-    call->http_status = result->http_status;
-}
-
-static void send_to(const struct service *service, const char *method, const char *path,
-                    const char *id, const char *body, struct call *call)
-{
-    const struct kvfi_http_header header = {"X-Request-Id", id};
-    const struct kvfi_http_call_options options = {
-        .host = "127.0.0.1",
-        .port = kvfi_http_server_port(service->server),
-        .method = method,
-        .path = path,
-        .content_type = body ? "application/json" : NULL,
-        .body = body,
-        .body_len = body ? strlen(body) : 0,
-        .headers = &header,
-        .header_count = id ? 1 : 0,
-    };
-    const struct kvfi_http_call_events events = {
-        .on_body = on_body, .on_done = on_done, .ctx = call};
-    struct kvf_error error;
-    assert_int_equal(KVF_OK, kvfi_http_call_start(client, &options, &events, &call->call, &error));
-}
-
-static void wait_for(struct call *call)
-{
-    while (!call->done)
-        kvfi_loop_step(loop, true);
-}
-
-static json_t *json_of(struct call *call)
-{
-    json_t *value = NULL;
-    struct kvf_error error = {0};
-    if (kvfi_json_parse_object("answer", call->body.data, call->body.len, &value, &error) != KVF_OK)
-        fail_msg("%s: %s", error.text, call->body.data);
-    engine_text_free(&call->body);
-    return value;
-}
-
-static json_t *ask(const struct service *service, const char *path, const char *body, int status)
-{
-    struct call call = {0};
-    send_to(service, "POST", path, NULL, body, &call);
-    wait_for(&call);
-    if (call.http_status != status)
-        fail_msg("%d: %s", call.http_status, call.body.data);
-    return json_of(&call);
-}
 
 static json_t *choice_of(json_t *answer, size_t index)
 {
@@ -184,30 +27,16 @@ static const char *text_at(json_t *object, const char *key)
     return text;
 }
 
-/* Every count of the engine at rest. The engine's thread publishes a moment after its last act. */
-static void wait_for_rest(struct service *service)
-{
-    struct engine_snapshot s;
-    do {
-        kvfi_loop_step(loop, false);
-        (void)sched_yield();
-        engine_snapshot(service->engine, &s);
-    } while (s.scheduler.blocks_free != s.scheduler.blocks_total || s.scheduler.waiting ||
-             s.scheduler.parked || s.scheduler.ready || s.scheduler.running || s.scheduler.held ||
-             s.kv_scheduler.requests || s.kv_worker.leases || s.kv_worker.receives ||
-             s.kv_worker.writes || engine_api_call_count(service->api) != 0);
-}
-
 /* ---- one engine ----------------------------------------------------------------------------- */
 
 static void test_completion(void **state)
 {
     (void)state;
-    json_t *answer =
-        ask(&single, "/v1/completions",
-            "{\"model\":\"test\",\"prompt\":[5,6,7],\"max_tokens\":4,\"temperature\":0,"
-            "\"ignore_eos\":true,\"logprobs\":2,\"return_token_ids\":true,\"request_id\":\"me\"}",
-            200);
+    json_t *answer = cast_ask(
+        &single, "/v1/completions",
+        "{\"model\":\"test\",\"prompt\":[5,6,7],\"max_tokens\":4,\"temperature\":0,"
+        "\"ignore_eos\":true,\"logprobs\":2,\"return_token_ids\":true,\"request_id\":\"me\"}",
+        200);
     assert_string_equal("cmpl-me", text_at(answer, "id"));
     assert_string_equal("text_completion", text_at(answer, "object"));
     json_t *choice = choice_of(answer, 0);
@@ -221,15 +50,15 @@ static void test_completion(void **state)
     assert_int_equal(4, json_integer_value(json_object_get(usage, "completion_tokens")));
     assert_null(json_object_get(answer, "kv_transfer_params"));
     json_decref(answer);
-    wait_for_rest(&single);
+    cast_rest(&single);
 }
 
 static void test_several_prompts_and_samples(void **state)
 {
     (void)state;
     json_t *answer =
-        ask(&single, "/v1/completions",
-            "{\"prompt\":[[5,6,7],[8,9]],\"max_tokens\":3,\"temperature\":0,\"n\":2}", 200);
+        cast_ask(&single, "/v1/completions",
+                 "{\"prompt\":[[5,6,7],[8,9]],\"max_tokens\":3,\"temperature\":0,\"n\":2}", 200);
     assert_int_equal(4, json_array_size(json_object_get(answer, "choices")));
     for (size_t i = 0; i < 4; i++)
         assert_int_equal(i, json_integer_value(json_object_get(choice_of(answer, i), "index")));
@@ -244,15 +73,15 @@ static void test_several_prompts_and_samples(void **state)
 static void test_stream_equals_whole(void **state)
 {
     (void)state;
-    json_t *answer = ask(&single, "/v1/completions",
-                         "{\"prompt\":\"once\",\"max_tokens\":40,\"temperature\":0}", 200);
+    json_t *answer = cast_ask(&single, "/v1/completions",
+                              "{\"prompt\":\"once\",\"max_tokens\":40,\"temperature\":0}", 200);
     const char *whole = text_at(choice_of(answer, 0), "text");
     struct call call = {0};
-    send_to(&single, "POST", "/v1/completions", NULL,
-            "{\"prompt\":\"once\",\"max_tokens\":40,\"temperature\":0,\"stream\":true,"
-            "\"stream_options\":{\"include_usage\":true}}",
-            &call);
-    wait_for(&call);
+    cast_send(&single, "POST", "/v1/completions", NULL,
+              "{\"prompt\":\"once\",\"max_tokens\":40,\"temperature\":0,\"stream\":true,"
+              "\"stream_options\":{\"include_usage\":true}}",
+              &call);
+    cast_wait(&call);
     assert_int_equal(200, call.http_status);
     struct engine_text joined = {0};
     bool done = false;
@@ -289,7 +118,7 @@ static void test_stop_string(void **state)
 {
     (void)state;
     const char *body = "{\"prompt\":\"abc\",\"max_tokens\":40,\"temperature\":0}";
-    json_t *answer = ask(&single, "/v1/completions", body, 200);
+    json_t *answer = cast_ask(&single, "/v1/completions", body, 200);
     const char *whole = text_at(choice_of(answer, 0), "text");
     /* Stop at whatever character is in the middle of the answer. */
     size_t at = strlen(whole) / 2;
@@ -302,7 +131,7 @@ static void test_stop_string(void **state)
     json_t *request = json_pack("{s:s, s:i, s:i, s:O}", "prompt", "abc", "max_tokens", 40,
                                 "temperature", 0, "stop", stop);
     char *text = kvfi_json_dump(request, NULL);
-    json_t *stopped = ask(&single, "/v1/completions", text, 200);
+    json_t *stopped = cast_ask(&single, "/v1/completions", text, 200);
     json_t *choice = choice_of(stopped, 0);
     const char *first = strstr(whole, json_string_value(stop));
     assert_string_equal("stop", text_at(choice, "finish_reason"));
@@ -318,11 +147,11 @@ static void test_stop_string(void **state)
 static void test_chat(void **state)
 {
     (void)state;
-    json_t *answer =
-        ask(&single, "/v1/chat/completions",
-            "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hi\"}]}],"
-            "\"max_tokens\":3,\"temperature\":0,\"logprobs\":true,\"top_logprobs\":1}",
-            200);
+    json_t *answer = cast_ask(
+        &single, "/v1/chat/completions",
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hi\"}]}],"
+        "\"max_tokens\":3,\"temperature\":0,\"logprobs\":true,\"top_logprobs\":1}",
+        200);
     json_t *choice = choice_of(answer, 0);
     assert_string_equal("chat.completion", text_at(answer, "object"));
     assert_string_equal("assistant", text_at(json_object_get(choice, "message"), "role"));
@@ -348,13 +177,13 @@ static void test_errors(void **state)
         {"{\"prompt\":[[1],[2]],\"n\":128}", 400},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        json_t *answer = ask(&single, "/v1/completions", cases[i].body, cases[i].status);
+        json_t *answer = cast_ask(&single, "/v1/completions", cases[i].body, cases[i].status);
         json_t *error = json_object_get(answer, "error");
         assert_true(strlen(text_at(error, "message")) > 10);
         assert_int_equal(cases[i].status, json_integer_value(json_object_get(error, "code")));
         json_decref(answer);
     }
-    wait_for_rest(&single);
+    cast_rest(&single);
 }
 
 static void test_too_many_are_told_so(void **state)
@@ -364,14 +193,14 @@ static void test_too_many_are_told_so(void **state)
     struct call second = {0};
     const char *body =
         "{\"prompt\":[1],\"n\":128,\"max_tokens\":100,\"ignore_eos\":true,\"temperature\":0}";
-    send_to(&single, "POST", "/v1/completions", NULL, body, &first);
-    send_to(&single, "POST", "/v1/completions", NULL, body, &second);
-    wait_for(&second);
-    wait_for(&first);
+    cast_send(&single, "POST", "/v1/completions", NULL, body, &first);
+    cast_send(&single, "POST", "/v1/completions", NULL, body, &second);
+    cast_wait(&second);
+    cast_wait(&first);
     assert_int_equal(200 + 503, first.http_status + second.http_status);
     engine_text_free(&first.body);
     engine_text_free(&second.body);
-    wait_for_rest(&single);
+    cast_rest(&single);
 }
 
 static void test_a_client_that_leaves(void **state)
@@ -379,15 +208,15 @@ static void test_a_client_that_leaves(void **state)
     (void)state;
     for (int i = 0; i < 20; i++) {
         struct call call = {.leave_at_first_byte = true};
-        send_to(&single, "POST", "/v1/completions", NULL,
-                "{\"prompt\":[1,2,3],\"n\":3,\"max_tokens\":1000,\"ignore_eos\":true,"
-                "\"stream\":true,\"temperature\":0}",
-                &call);
-        wait_for(&call);
+        cast_send(&single, "POST", "/v1/completions", NULL,
+                  "{\"prompt\":[1,2,3],\"n\":3,\"max_tokens\":1000,\"ignore_eos\":true,"
+                  "\"stream\":true,\"temperature\":0}",
+                  &call);
+        cast_wait(&call);
         assert_int_equal(KVF_ECANCELED, call.status);
         engine_text_free(&call.body);
     }
-    wait_for_rest(&single);
+    cast_rest(&single);
     struct engine_snapshot snapshot;
     engine_snapshot(single.engine, &snapshot);
     assert_true(snapshot.scheduler.finished[ENGINE_FINISH_ABORT] > 0);
@@ -407,11 +236,11 @@ static void test_information(void **state)
         {"/metrics", "stage=\"in_progress\"} 0\n"},
         {"/metrics", "vllm:nixl_xfer_time_seconds_bucket{"},
     };
-    wait_for_rest(&single);
+    cast_rest(&single);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct call call = {0};
-        send_to(&single, "GET", cases[i].path, NULL, NULL, &call);
-        wait_for(&call);
+        cast_send(&single, "GET", cases[i].path, NULL, NULL, &call);
+        cast_wait(&call);
         assert_int_equal(200, call.http_status);
         if (!strstr(call.body.data, cases[i].holds))
             fail_msg("%s does not hold %s: %s", cases[i].path, cases[i].holds, call.body.data);
@@ -462,24 +291,24 @@ static void split(json_t *body, const char *id, struct call *first, struct call 
 {
     char *prefill_body = with_params(body, prefill_params(id), 1);
     char *decode_body = with_params(body, decode_params(id), 0);
-    send_to(&decode, "POST", "/v1/completions", id, decode_body, second);
-    send_to(&prefill, "POST", "/v1/completions", id, prefill_body, first);
+    cast_send(&decode, "POST", "/v1/completions", id, decode_body, second);
+    cast_send(&prefill, "POST", "/v1/completions", id, prefill_body, first);
     free(prefill_body);
     free(decode_body);
 }
 
 static void check_split(json_t *body, struct call *first, struct call *second)
 {
-    wait_for(first);
-    wait_for(second);
-    json_t *handover = json_of(first);
+    cast_wait(first);
+    cast_wait(second);
+    json_t *handover = cast_json(first);
     json_t *params = json_object_get(handover, "kv_transfer_params");
     assert_string_equal("prefill", text_at(params, "remote_engine_id"));
     assert_true(json_is_true(json_object_get(params, "do_remote_prefill")));
     assert_int_equal(200, second->http_status);
-    json_t *answer = json_of(second);
+    json_t *answer = cast_json(second);
     char *text = kvfi_json_dump(body, NULL);
-    json_t *expected = ask(&single, "/v1/completions", text, 200);
+    json_t *expected = cast_ask(&single, "/v1/completions", text, 200);
     assert_true(
         json_equal(json_object_get(expected, "choices"), json_object_get(answer, "choices")));
     free(text);
@@ -504,8 +333,8 @@ static void test_split_answers_are_the_same(void **state)
             json_decref(body);
         }
     }
-    wait_for_rest(&prefill);
-    wait_for_rest(&decode);
+    cast_rest(&prefill);
+    cast_rest(&decode);
 }
 
 static void test_many_at_once(void **state)
@@ -525,8 +354,8 @@ static void test_many_at_once(void **state)
         check_split(bodies[i], &first[i], &second[i]);
         json_decref(bodies[i]);
     }
-    wait_for_rest(&prefill);
-    wait_for_rest(&decode);
+    cast_rest(&prefill);
+    cast_rest(&decode);
 }
 
 /* Each of n samples and of several prompts has blocks of its own (bugs B59, B61). */
@@ -542,8 +371,8 @@ static void test_samples_and_prompts_are_split_too(void **state)
     split(body, "fan", &first, &second);
     check_split(body, &first, &second);
     json_decref(body);
-    wait_for_rest(&prefill);
-    wait_for_rest(&decode);
+    cast_rest(&prefill);
+    cast_rest(&decode);
 }
 
 static void test_wrong_legs_are_refused(void **state)
@@ -551,22 +380,22 @@ static void test_wrong_legs_are_refused(void **state)
     (void)state;
     json_t *body = completion_body(1, 40, 2);
     char *text = with_params(body, decode_params("x"), 0);
-    json_decref(ask(&prefill, "/v1/completions", text, 400));
+    json_decref(cast_ask(&prefill, "/v1/completions", text, 400));
     free(text);
     text = with_params(body, prefill_params("x"), 0);
-    json_decref(ask(&decode, "/v1/completions", text, 400));
+    json_decref(cast_ask(&decode, "/v1/completions", text, 400));
     free(text);
     json_t *params = decode_params("x");
     (void)json_object_del(params, "remote_engine_id");
     text = with_params(body, params, 0);
-    json_t *answer = ask(&decode, "/v1/completions", text, 400);
+    json_t *answer = cast_ask(&decode, "/v1/completions", text, 400);
     assert_non_null(
         strstr(text_at(json_object_get(answer, "error"), "message"), "remote_engine_id"));
     json_decref(answer);
     free(text);
     json_decref(body);
-    wait_for_rest(&prefill);
-    wait_for_rest(&decode);
+    cast_rest(&prefill);
+    cast_rest(&decode);
 }
 
 /* A decode leg whose client leaves while it waits. */
@@ -580,7 +409,7 @@ static void test_leaving_while_parked(void **state)
         (void)snprintf(id, sizeof(id), "leave-%d", i);
         char *text = with_params(body, decode_params(id), 0);
         struct call call = {0};
-        send_to(&decode, "POST", "/v1/completions", id, text, &call);
+        cast_send(&decode, "POST", "/v1/completions", id, text, &call);
         free(text);
         do {
             kvfi_loop_step(loop, false);
@@ -588,8 +417,8 @@ static void test_leaving_while_parked(void **state)
             engine_snapshot(decode.engine, &snapshot);
         } while (snapshot.scheduler.parked == 0);
         kvfi_http_call_cancel(call.call);
-        wait_for(&call);
-        wait_for_rest(&decode);
+        cast_wait(&call);
+        cast_rest(&decode);
     }
     json_decref(body);
 }
@@ -612,5 +441,5 @@ int main(void)
         cmocka_unit_test(test_wrong_legs_are_refused),
         cmocka_unit_test(test_leaving_while_parked),
     };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return cmocka_run_group_tests(tests, cast_open, cast_close);
 }
