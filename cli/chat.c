@@ -279,8 +279,10 @@ static void report(const struct exchange *exchange)
     const struct kvfi_chat_reply *reply = &exchange->reply;
     int64_t tokens = reply->usage_tokens >= 0 ? reply->usage_tokens : (int64_t)reply->piece_count;
     double first = exchange->first_s > 0 ? exchange->first_s - exchange->began_s : 0;
-    double rest = exchange->last_s - exchange->first_s;
-    double rate = tokens > 1 && rest > 0 ? (double)(tokens - 1) / rest : 0;
+    /* Text that came in one piece tells nothing about the time between tokens. */
+    bool pieces = reply->piece_count > 1 && tokens > 1;
+    double rest = exchange->last_s - (pieces ? exchange->first_s : exchange->began_s);
+    double rate = rest > 0 ? (double)(pieces ? tokens - 1 : tokens) / rest : 0;
     if (!exchange->session->values->json) {
         fputc('\n', stdout);
         fflush(stdout);
@@ -357,12 +359,10 @@ static char *join(const struct kvfi_positionals *words)
     size_t len = 1;
     for (size_t i = 0; i < words->count; i++)
         len += strlen(words->values[i]) + 1;
-    char *text = malloc(len);
-    if (!text)
-        return NULL;
-    char *at = text;
-    for (size_t i = 0; i < words->count; i++)
-        at += sprintf(at, "%s%s", i ? " " : "", words->values[i]);
+    char *text = calloc(1, len);
+    size_t used = 0;
+    for (size_t i = 0; text && i < words->count; i++)
+        used += (size_t)snprintf(text + used, len - used, "%s%s", i ? " " : "", words->values[i]);
     return text;
 }
 

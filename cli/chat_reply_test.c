@@ -3,14 +3,15 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 static void on_text(void *ctx, const char *text, size_t len)
 {
-    strncat(ctx, text, len);
-    strcat(ctx, "|");
+    size_t used = strlen(ctx);
+    snprintf((char *)ctx + used, 64 - used, "%.*s|", (int)len, text);
 }
 
 static void event(struct kvfi_chat_reply *reply, const char *data)

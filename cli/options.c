@@ -327,11 +327,12 @@ enum kvf_status kvfi_options_parse(const struct kvfi_command *command, int argc,
         return KVF_ENOTFOUND;
     bool *given = calloc(command->option_count + 1, sizeof(*given));
     positionals->values = calloc((size_t)argc + 1, sizeof(*positionals->values));
-    enum kvf_status status = KVF_OK;
-    if (!given || !positionals->values)
-        status = kvf_fail(error, KVF_ENOMEM, "no memory for the options");
-    else
-        status = parse_arguments(command, argc, argv, values, given, positionals, error);
+    if (!given || !positionals->values) {
+        free(given);
+        return kvf_fail(error, KVF_ENOMEM, "no memory for the options");
+    }
+    enum kvf_status status =
+        parse_arguments(command, argc, argv, values, given, positionals, error);
     for (size_t i = 0; i < command->option_count && status == KVF_OK; i++)
         if (!given[i])
             status = set_absent(command, &command->options[i], values, error);

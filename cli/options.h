@@ -37,13 +37,13 @@ struct kvfi_option_list {
 struct kvfi_option {
     const char *name;
     enum kvfi_option_kind kind;
+    bool required;
     const char *argument; /* "N", "URL"; NULL for a flag */
     const char *unit;     /* "ms", "s", "bytes"; NULL when it has none */
     const char *fallback; /* the default as one would type it; NULL: zero, NULL, false, empty */
     const char *help;
     size_t offset;   /* of the value in the caller's struct: offsetof */
     double min, max; /* of INT, BYTES, DURATION (ms) and NUMBER; both 0: no limit */
-    bool required;
 };
 
 struct kvfi_command {

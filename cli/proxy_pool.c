@@ -301,7 +301,8 @@ void kvfi_pool_destroy(struct kvfi_pool *pool)
 enum kvf_status kvfi_pool_add(struct kvfi_pool *pool, enum kvfi_side side, const char *spec,
                               struct kvf_error *error)
 {
-    struct kvfi_upstream **list = realloc(pool->list, (pool->count + 1) * sizeof(*pool->list));
+    struct kvfi_upstream **list =
+        realloc(pool->list, (pool->count + 1) * sizeof(struct kvfi_upstream *));
     if (!list)
         return kvf_fail(error, KVF_ENOMEM, "no memory for the proxy's engines");
     pool->list = list;

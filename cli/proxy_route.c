@@ -53,6 +53,16 @@ static void emit(const struct kvfi_route *route, const char *event,
     kvf_events_emit(route->router->events, event, route->engine_request, fields, extra ? 2 : 1);
 }
 
+static void emit_dispatched(const struct kvfi_route *route)
+{
+    const struct kvf_event_field fields[] = {
+        {.name = "transfer", .text = route->transfer_id},
+        {.name = "prefill", .text = route->legs[KVFI_SIDE_PREFILL].upstream->name},
+        {.name = "decode", .text = route->legs[KVFI_SIDE_DECODE].upstream->name},
+    };
+    kvf_events_emit(route->router->events, "dispatched", route->engine_request, fields, 3);
+}
+
 static void emit_text(const struct kvfi_route *route, const char *event, const char *name,
                       const char *text)
 {
@@ -347,7 +357,7 @@ static void send_legs(struct kvfi_route *route)
     json_decref(route->body);
     route->body = NULL;
     route->sent = true;
-    emit_text(route, "dispatched", "engines", prefill->upstream->name);
+    emit_dispatched(route);
     if (status == KVF_OK)
         status = send_leg(prefill, prefill_text, prefill_len, &error);
     if (status == KVF_OK)

@@ -194,7 +194,7 @@ static struct kvfi_proxy_options proxy_options(const struct rig *rig)
                                        .fresh_ms = 2000,
                                        .least_outstanding = true,
                                        .connection_count_max = 64,
-                                       .body_bytes_max = 1024 * 1024};
+                                       .body_bytes_max = (size_t)1024 * 1024};
 }
 
 static void begin_proxy_with(struct rig *rig, const struct kvfi_proxy_options *options)

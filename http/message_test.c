@@ -3,6 +3,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,13 +181,15 @@ static void test_limits(void **state)
 {
     char text[HEAD_MAX + 64];
     memset(text, 'a', sizeof(text));
-    memcpy(text, "GET /", 5);
+    static const char first[5] = {'G', 'E', 'T', ' ', '/'};
+    memcpy(text, first, sizeof(first));
     assert_refused(KVFI_HTTP_REQUEST, text, sizeof(text), 431);
 
-    char many[4096] = "GET / HTTP/1.1\r\n";
+    char many[4096];
+    size_t len = (size_t)snprintf(many, sizeof(many), "GET / HTTP/1.1\r\n");
     for (int i = 0; i <= KVFI_HTTP_HEADER_COUNT_MAX; i++)
-        strcat(many, "a:b\r\n");
-    strcat(many, "\r\n");
+        len += (size_t)snprintf(many + len, sizeof(many) - len, "a:b\r\n");
+    snprintf(many + len, sizeof(many) - len, "\r\n");
     struct kvfi_http_parser parser;
     kvfi_http_parser_init(&parser, KVFI_HTTP_REQUEST, sizeof(many));
     assert_int_equal(feed(&parser, many, strlen(many), 100).status, KVF_ELIMIT);

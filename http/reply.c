@@ -281,9 +281,11 @@ enum kvf_status kvfi_reply_sse_event(struct kvfi_reply *reply, const char *data,
         kvfi_connection_drop_later(reply->connection, KVFI_REPLY_ABORTED);
         return KVF_EDISCONNECTED;
     }
-    memcpy(text, "data: ", 6);
-    memcpy(text + 6, data, len);
-    memcpy(text + 6 + len, "\n\n", 2);
+    static const char before[6] = {'d', 'a', 't', 'a', ':', ' '};
+    static const char after[2] = {'\n', '\n'};
+    memcpy(text, before, sizeof(before));
+    memcpy(text + sizeof(before), data, len);
+    memcpy(text + sizeof(before) + len, after, sizeof(after));
     enum kvf_status status = kvfi_reply_write(reply, text, text_len);
     if (text != small)
         free(text);

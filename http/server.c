@@ -14,9 +14,9 @@ struct kvfi_http_server_options kvfi_http_server_defaults(void)
 {
     return (struct kvfi_http_server_options){
         .host = "127.0.0.1",
-        .head_bytes_max = 32 * 1024,
-        .body_bytes_max = 16 * 1024 * 1024,
-        .output_bytes_max = 4 * 1024 * 1024,
+        .head_bytes_max = (size_t)32 * 1024,
+        .body_bytes_max = (size_t)16 * 1024 * 1024,
+        .output_bytes_max = (size_t)4 * 1024 * 1024,
         .connection_count_max = 1024,
         .read_timeout_ms = 30 * 1000,
         .idle_timeout_ms = 75 * 1000,
@@ -49,7 +49,7 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
 static void on_accept_error(struct evconnlistener *listener, void *ctx)
 {
     struct kvfi_http_server *server = ctx;
-    struct timeval tv = {.tv_usec = ACCEPT_AGAIN_MS * 1000};
+    struct timeval tv = {.tv_usec = (suseconds_t)ACCEPT_AGAIN_MS * 1000};
     evconnlistener_disable(listener);
     event_add(server->accept_again, &tv);
 }
@@ -98,14 +98,17 @@ static enum kvf_status bind_one(struct kvfi_http_server *server, const struct ad
         return kvf_fail(error, KVF_ESYSTEM, "cannot listen on %s:%u: %s", host, port,
                         strerror(reason));
     evconnlistener_set_error_cb(server->listener, on_accept_error);
-    struct sockaddr_storage bound = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in ip4;
+        struct sockaddr_in6 ip6;
+    } bound = {.ip6 = {0}};
     socklen_t bound_len = sizeof(bound);
-    if (getsockname(evconnlistener_get_fd(server->listener), (struct sockaddr *)&bound,
-                    &bound_len) != 0)
+    if (getsockname(evconnlistener_get_fd(server->listener), &bound.any, &bound_len) != 0)
         return kvf_fail(error, KVF_ESYSTEM, "cannot read the port of %s: %s", host,
                         strerror(errno));
-    server->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                     : ((struct sockaddr_in *)&bound)->sin_port);
+    server->port =
+        ntohs(bound.any.sa_family == AF_INET6 ? bound.ip6.sin6_port : bound.ip4.sin_port);
     return KVF_OK;
 }
 

@@ -199,7 +199,7 @@ static void small_limits(struct kvfi_http_server_options *options)
     options->head_bytes_max = 256;
     options->body_bytes_max = 1000;
     options->connection_count_max = 2;
-    options->output_bytes_max = 64 * 1024;
+    options->output_bytes_max = (size_t)64 * 1024;
 }
 
 static void test_limits(void **state)
@@ -210,8 +210,8 @@ static void test_limits(void **state)
     char text[2048];
     int head = snprintf(text, sizeof(text),
                         "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n700\r\n");
-    memset(text + head, 'x', 0x200 * 2);
-    text[head + 0x200 * 2] = '\0';
+    memset(text + head, 'x', 0x400);
+    text[head + 0x400] = '\0';
     dial(&rig, &wire, text);
     wait_text(&rig, &wire, "HTTP/1.1 413 ");
     wait_closed(&rig, &wire);
@@ -422,7 +422,7 @@ static void test_stalled_reader_is_dropped(void **state)
     dial(&rig, &wire, "GET /hold HTTP/1.1\r\n\r\n");
     wait_held(&rig);
     bufferevent_disable(wire.bev, EV_READ);
-    size_t len = 32 * 1024 * 1024;
+    size_t len = (size_t)32 * 1024 * 1024;
     char *data = calloc(1, len);
     assert_non_null(data);
     kvfi_reply_bytes(rig.held, 200, "text/plain", data, len);
