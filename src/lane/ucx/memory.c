@@ -67,7 +67,7 @@ enum kvf_status kvfi_ucx_register(struct kvfi_lane *lane, void *addr, size_t len
                         length, addr, ucs_status_string(mapped));
     struct kvfi_lane_memory *memory = NULL;
     enum kvf_status status = pack(lane, memh, &memory, error);
-    if (status == KVF_OK)
+    if (memory)
         status = check_kind(memory, kind, error);
     if (status != KVF_OK) {
         kvfi_free(lane->allocator, memory);
