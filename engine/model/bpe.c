@@ -93,23 +93,23 @@ static void add_candidate(struct encoder *e, uint32_t left, uint32_t right)
 
 /* At most n - 1 candidates to begin with and 2 for each of at most n - 1 merges, each of which also
  * took one out: never more than 2 * n at a time. */
-static enum kvf_status encoder_reserve(struct encoder *e, size_t n, struct kvf_error *error)
+static bool encoder_reserve(struct encoder *e, size_t n)
 {
-    if (n <= e->cap)
-        return KVF_OK;
+    if (e->symbols && n <= e->cap)
+        return true;
     size_t cap = e->cap < 256 ? 256 : e->cap;
     while (cap < n)
         cap *= 2;
     struct symbol *symbols = realloc(e->symbols, cap * sizeof *symbols);
-    if (symbols)
-        e->symbols = symbols;
+    if (!symbols)
+        return false;
+    e->symbols = symbols;
     struct candidate *heap = realloc(e->heap, 2 * cap * sizeof *heap);
-    if (heap)
-        e->heap = heap;
-    if (!symbols || !heap)
-        return kvf_fail(error, KVF_ENOMEM, "no memory to encode a piece of %zu bytes", n);
+    if (!heap)
+        return false;
+    e->heap = heap;
     e->cap = cap;
-    return KVF_OK;
+    return true;
 }
 
 static void merge_all(struct encoder *e)
@@ -146,7 +146,8 @@ static enum kvf_status encode_piece(void *ctx, const char *piece, size_t len,
         if (whole != ENGINE_TOKEN_NONE && t->kinds[whole] == TOKEN_NORMAL)
             return append_id(e->tokens, whole, error);
     }
-    KVF_TRY(encoder_reserve(e, len, error));
+    if (!encoder_reserve(e, len))
+        return kvf_fail(error, KVF_ENOMEM, "no memory to encode a piece of %zu bytes", len);
     uint32_t n = 0;
     for (size_t i = 0; i < len; i++) {
         uint32_t id = t->byte_ids[(uint8_t)piece[i]];

@@ -423,7 +423,7 @@ enum kvf_status gguf_open(const char *path, struct gguf **file_p, struct kvf_err
         return kvf_fail(error, KVF_ENOMEM, "%s: no memory to open the model", path);
     }
     enum kvf_status status = map_file(file, error);
-    if (status == KVF_OK)
+    if (file->map)
         status = parse(file, error);
     if (status != KVF_OK) {
         gguf_close(file);

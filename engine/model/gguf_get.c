@@ -49,7 +49,7 @@ static bool integer(const struct gguf_entry *entry, uint64_t *value_p, bool *neg
         *value_p = u;
         return true;
     case GGUF_I8:
-        i = (int8_t)entry->data[0];
+        i = entry->data[0] < 128 ? entry->data[0] : entry->data[0] - 256;
         break;
     case GGUF_I16: {
         int16_t v;

@@ -16,7 +16,7 @@ KERNEL_INLINE vec score_positions(const struct kernel_attention *a, const float 
                                   uint32_t first)
 {
     vec sums[LANES];
-#pragma GCC unroll 16
+    KERNEL_UNROLL
     for (unsigned i = 0; i < LANES; i++) {
         uint32_t p = first + i < a->n_positions ? first + i : a->n_positions - 1;
         const float *key = a->rows[p];
@@ -62,17 +62,18 @@ KERNEL_INLINE void sum_values(const struct kernel_attention *a, uint32_t offset,
     for (uint32_t p = 0; p < a->n_positions; p++) {
         const float *value = a->rows[p] + a->head_size + offset;
         vec weight = splat(a->scores[p]);
-#pragma GCC unroll 4
-        for (unsigned i = 0; i < n_vecs; i++)
+        KERNEL_UNROLL
+        for (size_t i = 0; i < n_vecs; i++)
             sums[i] = fma_vec(weight, load(value + i * LANES), sums[i]);
     }
-    for (unsigned i = 0; i < n_vecs; i++)
+    KERNEL_UNROLL
+    for (size_t i = 0; i < n_vecs; i++)
         store(out + offset + i * LANES, sums[i] * splat(factor));
 }
 
 void KERNEL_NAME(kernels_attend)(const struct kernel_attention *a)
 {
-    for (uint32_t h = 0; h < a->n_heads; h++) {
+    for (size_t h = 0; h < a->n_heads; h++) {
         float factor = 1.0f / weigh_positions(a, a->query + h * a->head_size);
         float *out = a->out + h * a->head_size;
         uint32_t d = 0;

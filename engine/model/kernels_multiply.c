@@ -16,20 +16,22 @@ KERNEL_INLINE void tile(const float *const *w, unsigned n_rows, const float *x, 
     vec sums[16] = {0};
     for (uint32_t c = 0; c < cols; c += LANES) {
         vec row[TALL_ROWS];
-#pragma GCC unroll 8
+        KERNEL_UNROLL
         for (unsigned r = 0; r < n_rows; r++)
             row[r] = load(w[r] + c);
-#pragma GCC unroll 4
+        KERNEL_UNROLL
         for (unsigned t = 0; t < n_tokens; t++) {
             vec column = load(x + t * x_stride + c);
-#pragma GCC unroll 8
+            KERNEL_UNROLL
             for (unsigned r = 0; r < n_rows; r++)
                 sums[t * n_rows + r] = fma_vec(row[r], column, sums[t * n_rows + r]);
         }
     }
+    KERNEL_UNROLL
     for (unsigned first = 0; first < n_rows * n_tokens; first += LANES) {
         vec reduced = reduce_each(sums + first);
-        for (unsigned i = 0; i < LANES && first + i < n_rows * n_tokens; i++) {
+        unsigned n = n_rows * n_tokens - first < LANES ? n_rows * n_tokens - first : LANES;
+        for (unsigned i = 0; i < n; i++) {
             float *to = y + (first + i) / n_rows * y_stride + (first + i) % n_rows;
             *to = add ? *to + reduced[i] : reduced[i];
         }
@@ -98,7 +100,7 @@ void KERNEL_NAME(kernels_multiply)(const struct kernel_matrix *w, uint32_t first
             const uint8_t *source = kernel_matrix_row(w, first + done + i);
             rows[i] = scratch + (size_t)i * w->cols;
             if (w->type == GGUF_TENSOR_F32)
-                rows[i] = (const float *)source;
+                rows[i] = (const float *)(const void *)source;
             else
                 KERNEL_NAME(kernels_dequantize)
             (w->type, source, scratch + (size_t)i * w->cols, w->cols);

@@ -16,6 +16,13 @@
 #define KERNEL_NAME(name) KERNEL_JOIN(name, KERNEL_ISA)
 #define KERNEL_INLINE     static inline __attribute__((always_inline, unused))
 
+/* Before a loop of constant bounds over an array of vectors that is to live in registers. */
+#if defined(__clang__)
+#define KERNEL_UNROLL _Pragma("unroll")
+#else
+#define KERNEL_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 enum {
     LANES = KERNEL_LANES,
 };
@@ -24,9 +31,6 @@ typedef float vec __attribute__((vector_size(4 * KERNEL_LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * KERNEL_LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * KERNEL_LANES)));
 typedef float vec_at __attribute__((vector_size(4 * KERNEL_LANES), aligned(4), may_alias));
-typedef uint8_t u8vec __attribute__((vector_size(KERNEL_LANES)));
-typedef int8_t i8vec __attribute__((vector_size(KERNEL_LANES)));
-typedef uint16_t u16vec __attribute__((vector_size(2 * KERNEL_LANES)));
 
 KERNEL_INLINE vec load(const float *from)
 {

@@ -101,10 +101,10 @@ static enum kvf_status decode(struct bench *b, double *seconds_p, struct kvf_err
     uint32_t *tokens = calloc(b->n_sequences, sizeof *tokens);
     struct engine_sequence *sequences = calloc(b->n_sequences, sizeof *sequences);
     enum kvf_status status = KVF_OK;
+    double start = now_s();
     if (!tokens || !sequences)
         status = kvf_fail(error, KVF_ENOMEM, "no memory for %u sequences", b->n_sequences);
-    double start = now_s();
-    for (uint32_t i = 0; i < b->decode_tokens && status == KVF_OK; i++) {
+    for (uint32_t i = 0; tokens && sequences && i < b->decode_tokens && status == KVF_OK; i++) {
         for (uint32_t s = 0; s < b->n_sequences && status == KVF_OK; s++) {
             status =
                 engine_sampler_choose(sampler, &greedy, b->logits + (size_t)s * b->info->vocab_size,

@@ -42,7 +42,7 @@ static void rig_cache(struct rig *rig, uint32_t block_size, bool scattered)
     /* NaN everywhere: what was not written before it is read shows. */
     memset(rig->memory, 0xff, stride * blocks * rig->info->layers);
     for (uint32_t i = 0; i < rig->info->layers; i++)
-        rig->bases[i] = rig->memory + i * blocks * stride;
+        rig->bases[i] = rig->memory + (uint64_t)i * blocks * stride;
     for (uint32_t i = 0; i < blocks; i++)
         rig->table[i] = scattered ? (i * 37 + 11) % blocks : i;
     rig->kv = (struct engine_kv){rig->bases, stride, block_size, blocks};
@@ -379,7 +379,7 @@ static void refuses_tensors_it_would_ignore(void **state)
             break;
         at++;
     }
-    memcpy(at, "output.biases", 13);
+    test_patch(at, 13, "output.weight", "output.biases");
     test_write(rig.folder.file, data, size);
     free(data);
     struct engine_model *model = NULL;

@@ -191,30 +191,37 @@ enum kvf_status model_read_keys(struct engine_model *model, struct kvf_error *er
     return KVF_OK;
 }
 
-static enum kvf_status find_tensor(struct loader *l, const char *name, uint64_t cols, uint64_t rows,
-                                   const struct gguf_tensor **tensor_p)
+/* NULL: missing or of another shape; *status_p says why. */
+static const struct gguf_tensor *find_tensor(struct loader *l, const char *name, uint64_t cols,
+                                             uint64_t rows, enum kvf_status *status_p)
 {
     const struct gguf *file = l->model->file;
     const struct gguf_tensor *tensor = gguf_find_tensor(file, name);
-    if (!tensor)
-        return kvf_fail(l->error, KVF_EFORMAT, "%s: tensor %s is missing", gguf_path(file), name);
+    if (!tensor) {
+        *status_p =
+            kvf_fail(l->error, KVF_EFORMAT, "%s: tensor %s is missing", gguf_path(file), name);
+        return NULL;
+    }
     if (tensor->dims[0] != cols || tensor->dims[1] != rows || tensor->dims[2] != 1 ||
-        tensor->dims[3] != 1)
-        return kvf_fail(l->error, KVF_EFORMAT,
-                        "%s: tensor %s is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64
-                        "; the file's keys call for %" PRIu64 " x %" PRIu64,
-                        gguf_path(file), name, tensor->dims[0], tensor->dims[1], tensor->dims[2],
-                        tensor->dims[3], cols, rows);
+        tensor->dims[3] != 1) {
+        *status_p = kvf_fail(l->error, KVF_EFORMAT,
+                             "%s: tensor %s is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64
+                             "; the file's keys call for %" PRIu64 " x %" PRIu64,
+                             gguf_path(file), name, tensor->dims[0], tensor->dims[1],
+                             tensor->dims[2], tensor->dims[3], cols, rows);
+        return NULL;
+    }
     l->tensors_used++;
-    *tensor_p = tensor;
-    return KVF_OK;
+    return tensor;
 }
 
 static enum kvf_status find_matrix(struct loader *l, const char *name, uint32_t cols, uint32_t rows,
                                    uint32_t rotary_head, struct kernel_matrix *matrix)
 {
-    const struct gguf_tensor *tensor;
-    KVF_TRY(find_tensor(l, name, cols, rows, &tensor));
+    enum kvf_status status = KVF_OK;
+    const struct gguf_tensor *tensor = find_tensor(l, name, cols, rows, &status);
+    if (!tensor)
+        return status;
     *matrix = (struct kernel_matrix){tensor->data, tensor->row_bytes, tensor->type, rows,
                                      cols,         rotary_head};
     return KVF_OK;
@@ -223,8 +230,10 @@ static enum kvf_status find_matrix(struct loader *l, const char *name, uint32_t 
 static enum kvf_status find_vector(struct loader *l, const char *name, uint32_t cols,
                                    const float **vector_p)
 {
-    const struct gguf_tensor *tensor;
-    KVF_TRY(find_tensor(l, name, cols, 1, &tensor));
+    enum kvf_status status = KVF_OK;
+    const struct gguf_tensor *tensor = find_tensor(l, name, cols, 1, &status);
+    if (!tensor)
+        return status;
     if (tensor->type != GGUF_TENSOR_F32)
         return kvf_fail(l->error, KVF_ENOTSUP, "%s: tensor %s is of type %s; supported is f32",
                         gguf_path(l->model->file), name, gguf_tensor_type_name(tensor->type));

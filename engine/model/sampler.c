@@ -184,7 +184,7 @@ enum kvf_status engine_sampler_choose(struct engine_sampler *sampler,
                                       const float *logits, uint64_t index, uint32_t *token_p,
                                       struct kvf_error *error)
 {
-    uint32_t best;
+    uint32_t best = 0;
     KVF_TRY(engine_sampler_check(params, error));
     KVF_TRY(find_best(logits, sampler->vocab_size, &best, error));
     double u = uniform(params->seed, index);
@@ -202,7 +202,7 @@ enum kvf_status engine_sampler_logprobs(struct engine_sampler *sampler, const fl
                                         struct engine_logprob *top, uint32_t *n_top_p,
                                         struct kvf_error *error)
 {
-    uint32_t best, left = sampler->vocab_size;
+    uint32_t best = 0, left = sampler->vocab_size;
     double sum = 0;
     if (token >= sampler->vocab_size)
         return kvf_fail(error, KVF_EINVAL, "token id %u is outside the vocabulary of %u tokens",

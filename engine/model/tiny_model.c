@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tiny_model_impl.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@ enum {
     FEATURES_MAX = 1 << 16,
     LAYERS_MAX = 256,
     METADATA_ENTRIES = 11, /* beside the tokenizer's */
+    ENCODED_BYTES_MAX = 4, /* of one element, in any type */
 };
 
 struct tensor {
@@ -259,10 +261,11 @@ enum kvf_status tiny_model_write(const char *path, const struct tiny_model_optio
     if (options)
         w.options = *options;
     KVF_TRY(check_options(&w));
+    assert(w.width > 0);
     uint32_t longest = w.options.feed_forward > w.width ? w.options.feed_forward : w.width;
     w.tensors = calloc(3 + (size_t)w.options.layers * TENSORS_PER_LAYER, sizeof *w.tensors);
     w.row = calloc(longest, sizeof *w.row);
-    w.encoded = calloc(longest, sizeof *w.row);
+    w.encoded = calloc(longest, ENCODED_BYTES_MAX);
     enum kvf_status status = KVF_ENOMEM;
     if (w.tensors && w.row && w.encoded) {
         list_tensors(&w);

@@ -7,7 +7,7 @@
 
 void tiny_put(struct tiny_buffer *buffer, const void *data, size_t len)
 {
-    if (buffer->failed)
+    if (buffer->failed || len == 0)
         return;
     if (len > buffer->cap - buffer->len) {
         size_t cap = buffer->cap < 4096 ? 4096 : buffer->cap;

@@ -89,13 +89,13 @@ static void encode_q6_k(const float *src, uint8_t *dst)
     float scale = from_half(to_half(largest(src, 256) / (31.0f * 127.0f)));
     memset(dst, 0, 210);
     put_half(dst + 208, scale);
-    for (unsigned group = 0; group < 16; group++) {
+    for (size_t group = 0; group < 16; group++) {
         int factor =
             nearest(scale > 0 ? largest(src + group * 16, 16) / (31.0f * scale) : 0, 0, 127);
         dst[192 + group] = (uint8_t)factor;
         float step = scale * (float)factor;
         for (unsigned j = 0; j < 16; j++) {
-            unsigned i = group * 16 + j, run = i / 32;
+            size_t i = group * 16 + j, run = i / 32;
             int q = nearest(step > 0 ? src[i] / step : 0, -32, 31) + 32;
             dst[run / 4 * 64 + run % 2 * 32 + i % 32] |=
                 (uint8_t)((q & 15) << (run % 4 >= 2 ? 4 : 0));
