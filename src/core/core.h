@@ -150,6 +150,8 @@ struct kvfi_send {
     bool withdrawn;                         /* decode said that nobody will come */
     bool quarantined;                       /* the lease ended while WRITING */
     uint64_t matched_ns;
+    uint64_t sent_bytes;    /* OVER, delivered */
+    uint64_t sent_runs;     /* same */
     enum kvf_status status; /* OVER */
     char reason[KVF_REASON_LEN_MAX + 1];
     const uint32_t *block_ids; /* behind this struct */
@@ -311,11 +313,12 @@ struct kvfi_record {
     const char *peer;    /* engine id */
     const char *match;   /* the other side's request id */
     int64_t block_count; /* < 0: left out */
-    int64_t bytes;       /* same */
+    uint64_t bytes;      /* 0: left out */
+    uint64_t runs;       /* same */
     const uint32_t *block_ids;
     size_t block_id_count;
 };
-#define KVFI_RECORD_INIT .block_count = -1, .bytes = -1
+#define KVFI_RECORD_INIT .block_count = -1
 void kvfi_emit_record(struct kvfi_worker_core *core, struct kvfi_effects *effects,
                       const struct kvfi_record *record);
 void kvfi_emit_observe(struct kvfi_effects *effects, enum kvf_histogram histogram, double value);

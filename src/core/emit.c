@@ -83,8 +83,11 @@ static bool put_record(struct kvfi_effects *effects, const struct kvfi_record *r
         return false;
     if (record->block_count >= 0)
         fields[count++] = (struct kvf_event_field){.name = "blocks", .number = record->block_count};
-    if (record->bytes >= 0)
-        fields[count++] = (struct kvf_event_field){.name = "bytes", .number = record->bytes};
+    if (record->bytes)
+        fields[count++] =
+            (struct kvf_event_field){.name = "bytes", .number = (int64_t)record->bytes};
+    if (record->runs)
+        fields[count++] = (struct kvf_event_field){.name = "runs", .number = (int64_t)record->runs};
     const char *request_id = NULL;
     if (record->request_id && !(request_id = kvfi_effects_text(effects, record->request_id)))
         return false;

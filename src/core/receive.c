@@ -407,8 +407,7 @@ static enum kvf_status flush_registration(struct kvfi_worker_core *core,
                      &(struct kvfi_record){.event = "registered",
                                            .request_id = receive->request_id,
                                            .peer = receive->peer->engine_id,
-                                           .block_count = (int64_t)receive->block_count,
-                                           .bytes = -1});
+                                           .block_count = (int64_t)receive->block_count});
     return KVF_OK;
 }
 
@@ -475,7 +474,6 @@ static void record(struct kvfi_worker_core *core, struct kvfi_effects *effects, 
                                            .request_id = receive->request_id,
                                            .reason = reason,
                                            .block_count = (int64_t)receive->block_count,
-                                           .bytes = -1,
                                            .block_ids = receive->block_ids,
                                            .block_id_count = receive->block_count});
 }
@@ -484,7 +482,8 @@ static enum kvf_status flush_results(struct kvfi_worker_core *core, struct kvfi_
                                      struct kvfi_effects *effects)
 {
     if (receive->owes_received) {
-        /* The record first: with the result the blocks are the engine's, and it writes into them. */
+        /* The record first: with the result the blocks are the engine's, and it writes into them.
+         */
         struct kvfi_effects_mark mark = kvfi_effects_mark(effects);
         record(core, effects, "landed", receive, NULL);
         enum kvf_status status =

@@ -395,8 +395,7 @@ static enum kvf_status take_message(struct kvfi_worker_core *core,
                      &(struct kvfi_record){.event = "registered",
                                            .request_id = message->request_id,
                                            .peer = peer->engine_id,
-                                           .block_count = (int64_t)registration->block_count,
-                                           .bytes = -1});
+                                           .block_count = (int64_t)registration->block_count});
     if (kvfi_tombstones_find(&core->tombstones, KVFI_TOMBSTONE_REGISTRATION, message->request_id,
                              strlen(message->request_id))) {
         kvfi_core_count(core, KVF_COUNTER_late_messages);

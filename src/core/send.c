@@ -251,7 +251,8 @@ static void record(struct kvfi_worker_core *core, struct kvfi_effects *effects, 
                          .match = send->registration ? send->registration->party.id : NULL,
                          .peer = send->registration ? send->registration->peer->engine_id : NULL,
                          .block_count = (int64_t)send->block_count,
-                         .bytes = -1,
+                         .bytes = send->sent_bytes,
+                         .runs = send->sent_runs,
                      });
 }
 
@@ -402,7 +403,6 @@ static enum kvf_status post(struct kvfi_worker_core *core, struct kvfi_send *sen
                          .match = registration->party.id,
                          .peer = registration->peer->engine_id,
                          .block_count = (int64_t)count,
-                         .bytes = -1,
                          .block_ids = send->block_ids + (send->block_count - count),
                          .block_id_count = count,
                      });
@@ -510,6 +510,8 @@ void kvfi_send_on_done(struct kvfi_worker_core *core, const struct kvfi_event *e
         return;
     }
     kvfi_core_count(core, KVF_COUNTER_writes_done);
+    send->sent_bytes = stats->bytes;
+    send->sent_runs = stats->run_count;
     core->counts[KVF_COUNTER_bytes_written] += stats->bytes;
     core->counts[KVF_COUNTER_runs_posted] += stats->run_count;
     observe_span(effects, KVF_HISTOGRAM_xfer_time_seconds, stats->post_start_ns, stats->done_ns);
