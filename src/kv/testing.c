@@ -73,6 +73,8 @@ static void fill_config(struct test_engine *engine, const struct test_engine_opt
     engine->config.peer_settle_ns = KVFI_NS_PER_MS;
     if (options->lease_ns > 0)
         engine->config.lease_ns = options->lease_ns;
+    if (options->registration_timeout_ns > 0)
+        engine->config.registration_timeout_ns = options->registration_timeout_ns;
     if (options->handshake_timeout_ns > 0)
         engine->config.handshake_timeout_ns = options->handshake_timeout_ns;
 }

@@ -15,7 +15,7 @@
 
 #define TEST_REGION_COUNT 3
 #define TEST_BLOCK_COUNT  96
-#define TEST_BLOCK_BYTES  2048 /* 16 tokens, 2 heads of 8, K and V, float32 */
+#define TEST_BLOCK_BYTES  2048ull /* 16 tokens, 2 heads of 8, K and V, float32 */
 #define TEST_STRIDE_BYTES 2112
 #define TEST_REGION_BYTES ((size_t)TEST_STRIDE_BYTES * TEST_BLOCK_COUNT)
 #define TEST_UNTOUCHED    0xEE
@@ -54,6 +54,7 @@ struct test_engine_options {
     uint16_t port; /* 0: ephemeral */
     uint64_t lease_ns;
     uint64_t handshake_timeout_ns;
+    uint64_t registration_timeout_ns;
     size_t result_queue_len_max;
     const char *events_path;
 };

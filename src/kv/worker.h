@@ -25,10 +25,10 @@ struct kvfi_result_node {
     struct kvf_result result;
 };
 
-/* Something that ended inside a turn of the agent while the core had no memory for it. */
+/* Something that came inside a turn of the agent while the core had no memory for it. */
 struct kvfi_late_event {
     STAILQ_ENTRY(kvfi_late_event) link;
-    struct kvfi_event event; /* its reason points to the next field */
+    struct kvfi_event event; /* what it points to is a copy, in the next field or behind it all */
     char reason[KVF_REASON_LEN_MAX + 1];
 };
 

@@ -395,21 +395,41 @@ static void test_a_failed_write_ends_its_request_only(void **state)
     stop_rig(&rig);
 }
 
-/* Every seventh, then every third allocation of both workers fails: requests may fail, but each
- * ends, on both sides, and nothing is left. */
+static void fail_every(struct rig *rig, long every)
+{
+    atomic_store(&rig->prefill.heap.fail_every, every);
+    atomic_store(&rig->decode.heap.fail_every, every);
+}
+
+/* Every so-manieth allocation of both workers fails: requests may fail, but each ends, on both
+ * sides, and nothing is left. */
 static void test_short_of_memory(void **state)
 {
-    for (long every = 7; every >= 3; every -= 4) {
+    const struct test_engine_options options = {.lease_ns = 200 * KVFI_NS_PER_MS,
+                                                .registration_timeout_ns = KVFI_NS_PER_S};
+    for (long every = 19; every >= 7; every -= 6) {
         struct rig rig;
         struct run run;
-        const struct test_engine_options options = {.lease_ns = KVFI_NS_PER_S};
         start_rig(&rig, "mem", &options);
-        begin_run(&run, &rig, 60);
-        atomic_store(&rig.prefill.heap.fail_every, every);
-        atomic_store(&rig.decode.heap.fail_every, every);
+        /* From before the handshakes, which then fail. */
+        begin_run(&run, &rig, 8);
+        fail_every(&rig, every);
         run_requests(&run, 8, 16);
-        atomic_store(&rig.prefill.heap.fail_every, 0);
-        atomic_store(&rig.decode.heap.fail_every, 0);
+        fail_every(&rig, 0);
+        end_run(&run);
+        stop_rig(&rig);
+
+        /* Between connected peers. */
+        start_rig(&rig, "mem", &options);
+        begin_run(&run, &rig, 1);
+        run_requests(&run, 1, 16);
+        end_run(&run);
+        begin_run(&run, &rig, 100);
+        run.first_number = 1;
+        fail_every(&rig, every);
+        run_requests(&run, 8, 16);
+        fail_every(&rig, 0);
+        assert_in_range(run.failed, 0, 100);
         end_run(&run);
         stop_rig(&rig);
     }

@@ -75,14 +75,43 @@ static void apply_or_keep(struct kvf_worker *worker, struct kvfi_event *event, c
     STAILQ_INSERT_TAIL(&writer->late_events, late, link);
 }
 
+/* A copy with what the event points to; NULL when there is no memory for that either. */
+static struct kvfi_late_event *copy_notification(struct kvf_worker *worker,
+                                                 const struct kvfi_event *event)
+{
+    size_t sender_size = strlen(event->notification.sender) + 1;
+    size_t message_len = event->notification.message_len;
+    struct kvfi_late_event *late =
+        message_len < SIZE_MAX - sizeof(*late) - sender_size
+            ? kvfi_calloc(&worker->allocator, 1, sizeof(*late) + sender_size + message_len)
+            : NULL;
+    if (!late)
+        return NULL;
+    char *sender = (char *)(late + 1);
+    memcpy(sender, event->notification.sender, sender_size);
+    if (message_len > 0)
+        memcpy(sender + sender_size, event->notification.message, message_len);
+    late->event = *event;
+    late->event.notification.sender = sender;
+    late->event.notification.message = sender + sender_size;
+    return late;
+}
+
 static void on_notification(void *ctx, const char *name, const void *message, size_t message_len)
 {
     struct kvf_worker *worker = ctx;
+    struct kvfi_writer *writer = &worker->writer;
     struct kvfi_event event = {
         .kind = KVFI_EVENT_NOTIFICATION,
         .notification = {.sender = name, .message = message, .message_len = message_len}};
-    if (apply(worker, &event))
+    if (STAILQ_EMPTY(&writer->late_events) && apply(worker, &event))
         return;
+    struct kvfi_late_event *late = copy_notification(worker, &event);
+    if (late) {
+        STAILQ_INSERT_TAIL(&writer->late_events, late, link);
+        return;
+    }
+    /* Its request ends by lease and watchdog. */
     kvf_metrics_add(worker->metrics, KVF_COUNTER_bad_messages, 1);
     KVFI_LOG_LIMITED(KVF_LOG_ERROR, "no memory for a notification of %zu bytes", message_len);
 }
