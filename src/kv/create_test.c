@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kv/testing.h"
 
+#include "lane/mem/mem.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -229,7 +229,7 @@ void test_request_id(const struct test_engine *engine, int number, char id[64])
 
 int test_request_number(const char *request_id)
 {
-    return atoi(request_id + strlen("cmpl-test-"));
+    return (int)strtol(request_id + strlen("cmpl-test-"), NULL, 10);
 }
 
 void test_prefill_begin(struct test_engine *engine, int number, const uint32_t *blocks,

@@ -9,9 +9,9 @@
 
 #include "kvferry/kv.h"
 
-#include "lane/mem/mem.h"
-
 #include <stdatomic.h>
+
+struct kvfi_mem_net;
 
 #define TEST_REGION_COUNT 3
 #define TEST_BLOCK_COUNT  96

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kv/testing.h"
 
+#include "lane/mem/mem.h"
 #include "runtime/clock.h"
 
 #include <poll.h>

@@ -127,7 +127,8 @@ static void test_threads_lose_nothing_uncounted(void **state)
     uint64_t dropped = kvf_metrics_get(f.metrics, KVF_COUNTER_events_dropped);
     char *text = finish(&f);
     uint64_t written = 0;
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+    char *rest = NULL;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         assert_memory_equal(line, "{\"t_wall_ns\":", 13);
         assert_int_equal(line[strlen(line) - 1], '}');
         written++;
