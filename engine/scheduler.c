@@ -156,6 +156,7 @@ static enum kvf_status check_spec(const struct engine_scheduler *scheduler,
     return KVF_OK;
 }
 
+/* NOLINTNEXTLINE(readability-function-size): it is one macro of uthash. */
 static enum kvf_status remember(struct engine_scheduler *scheduler, struct engine_request *request,
                                 struct kvf_error *error)
 {
