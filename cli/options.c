@@ -403,6 +403,14 @@ static void print_environment(FILE *out, const struct kvfi_option *example)
             example->name, name);
 }
 
+static bool has_kind(const struct kvfi_command *command, enum kvfi_option_kind kind)
+{
+    for (size_t i = 0; i < command->option_count; i++)
+        if (command->options[i].kind == kind)
+            return true;
+    return false;
+}
+
 void kvfi_options_help(const struct kvfi_command *command, FILE *out)
 {
     fprintf(out, "usage: %s %s\n\n%s\n", command->name, command->usage, command->summary);
@@ -412,6 +420,12 @@ void kvfi_options_help(const struct kvfi_command *command, FILE *out)
     fprintf(out, "  %-*sthis text\n", HELP_COLUMN - 2, "--help");
     if (command->option_count)
         print_environment(out, &command->options[0]);
+    if (has_kind(command, KVFI_OPTION_DURATION))
+        fprintf(
+            out,
+            "TIME is a whole number with ms, s or m; a bare one has the unit of the default.\n");
+    if (has_kind(command, KVFI_OPTION_BYTES))
+        fprintf(out, "SIZE is a whole number of bytes, or one with K, M or G (powers of 1024).\n");
     if (command->details)
         fprintf(out, "\n%s", command->details);
 }

@@ -49,13 +49,14 @@ static const struct kvfi_option options[] = {
      .kind = KVFI_OPTION_LIST,
      .argument = "URL",
      AT(prefill),
-     .help = "a prefill engine: http://host:port, and for one that is not kvferry's also "
+     .help = "a prefill engine: http://HOST:PORT; for one that is not kvferry's followed by "
              ",engine-id=ID,side=HOST:PORT[,tp=N][,pp=N][,model=NAME]"},
     {.name = "decode",
      .kind = KVFI_OPTION_LIST,
      .argument = "URL",
      AT(decode),
-     .help = "a decode engine: http://host:port[,foreign][,model=NAME]"},
+     .help =
+         "a decode engine: http://HOST:PORT[,foreign][,model=NAME]; foreign: it is not kvferry's"},
     {.name = "mode",
      .kind = KVFI_OPTION_CHOICE,
      .argument = "push|pull",
@@ -86,7 +87,7 @@ static const struct kvfi_option options[] = {
      .min = 1,
      .max = 600000,
      AT(dead_after_ms),
-     .help = "an engine that does not answer /health for so long while requests wait for it is "
+     .help = "an engine that requests wait for and that does not answer /health for this long is "
              "taken for dead"},
     {.name = "fresh",
      .kind = KVFI_OPTION_DURATION,
@@ -95,7 +96,8 @@ static const struct kvfi_option options[] = {
      .fallback = "2",
      .max = 600000,
      AT(fresh_ms),
-     .help = "coordinates older than this are read again before a request uses them"},
+     .help = "what an engine said of itself longer ago than this is read again before a request "
+             "uses it"},
     {.name = "connections",
      .kind = KVFI_OPTION_INT,
      .argument = "N",
