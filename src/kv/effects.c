@@ -15,7 +15,7 @@ static struct kvfi_event *feed_back(struct kvf_worker *worker, enum kvfi_event_k
     struct kvfi_late_event *feedback = &worker->writer.feedback;
     worker->writer.has_feedback = true;
     feedback->event = (struct kvfi_event){.kind = kind};
-    snprintf(feedback->reason, sizeof(feedback->reason), "%s", reason);
+    snprintf(feedback->reason, sizeof(feedback->reason), "%.*s", KVF_REASON_LEN_MAX, reason);
     return &feedback->event;
 }
 
