@@ -84,7 +84,8 @@ KVF_API enum kvf_status kvf_agent_create(const struct kvf_agent_options *options
                                          struct kvf_error *error) KVF_MUST_USE;
 /* Stops everything: transfers that are under way are driven to their end first (no callbacks are
  * made any more), peers closed, memory released. After return no operation of ours touches the
- * registered memory. NULL is allowed. */
+ * registered memory. Blocks, asleep, for about three seconds at most when a peer does not answer.
+ * Not from a callback. NULL is allowed. */
 KVF_API void kvf_agent_destroy(struct kvf_agent *agent);
 
 /* The agent's name, valid as long as the agent. */
@@ -94,7 +95,9 @@ KVF_API const char *kvf_agent_name(const struct kvf_agent *agent);
 
 /* A descriptor for epoll (EPOLLIN), owned by the agent; -1 when the lane has none (then the caller
  * polls). Protocol: progress until it returns 0, then arm; KVF_OK means it is safe to sleep on the
- * descriptor, KVF_AGAIN means something arrived in between: progress again. */
+ * descriptor, KVF_AGAIN means something arrived in between: progress again. A call that starts
+ * something (post, notify, load, drop) undoes the arming, since it may end at once: arm again
+ * before sleeping. */
 KVF_API int kvf_agent_fd(const struct kvf_agent *agent);
 KVF_API enum kvf_status kvf_agent_arm(struct kvf_agent *agent) KVF_MUST_USE;
 /* Advances everything and makes callbacks. Returns how many things moved; bounded per call. */
@@ -129,7 +132,8 @@ KVF_API enum kvf_status kvf_agent_load(struct kvf_agent *agent, const void *blob
                                        struct kvf_peer_id *peer_p,
                                        struct kvf_error *error) KVF_MUST_USE;
 /* Forgets the peer. New calls with its id answer KVF_ENOTFOUND at once; its transfers end as
- * KVF_ECANCELED or with their own result, and resources go when the last one is terminal.
+ * KVF_ECANCELED or with their own result, and resources go when the last one is terminal. Posted
+ * operations cannot be recalled: a peer that hangs without dying holds them, and the memory.
  * The same name may be loaded again at once. */
 KVF_API enum kvf_status kvf_agent_drop(struct kvf_agent *agent,
                                        struct kvf_peer_id peer) KVF_MUST_USE;

@@ -6,9 +6,10 @@
 
 #include <string.h>
 
-/* ucp_ep_create takes no length. A cut or garbled address must not lead it past our buffer; bytes
- * of 0xff end each of its lists. */
-#define ADDRESS_PAD_LEN 1024
+/* ucp_ep_create takes no length, so a cut or garbled address must not lead it past our buffer. With
+ * zeros behind the end it meets more devices than it accepts and refuses; tried on 1.13 and 1.22.
+ */
+#define ADDRESS_PAD_LEN 4096
 /* Format 0 is v1, 1 is v2; v1's shortest useful one holds a uuid. */
 #define ADDRESS_LEN_MIN 10
 
@@ -39,7 +40,6 @@ static enum kvf_status create_endpoint(struct kvfi_lane_peer *peer, const void *
     if (!padded)
         return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for an address of %zu bytes", len);
     memcpy(padded, address, len);
-    memset(padded + len, 0xff, ADDRESS_PAD_LEN);
     ucp_ep_params_t params = {
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLER |
                       UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
