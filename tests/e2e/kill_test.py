@@ -110,13 +110,18 @@ class Kill(rig.Case):
         return client
 
     def during_write(self):
-        client = self.before_finish()
-        self.await_sent()
-        self.decode.pause()
-        self.prefill.resume()
-        self.await_record(self.prefill, "posted")
-        self.assertFalse(self.saw(self.decode, "landed"))
-        return client
+        """Decode stops between its registration, which prefill has, and the WRITE."""
+        for _ in range(20):
+            self.mark()
+            client = Client(self.proxy.url, long_prompt(self.rng, 4))
+            self.await_record(self.prefill, "registered")
+            self.decode.pause()
+            self.await_record(self.prefill, "posted")
+            if not self.saw(self.decode, "landed") and not self.saw(self.prefill, "sent"):
+                return client
+            self.decode.resume()  # too late: this one was through already
+            wait_until("the client is answered", lambda: client.outcome, 60)
+        self.fail("the WRITE was never caught under way")
 
     def after_write(self):
         client = Client(self.proxy.url, long_prompt(self.rng, 400))

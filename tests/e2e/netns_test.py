@@ -66,6 +66,8 @@ class Namespaces(rig.Case):
             must_ip("-n", side, "addr", "add", "10.91.0.%d/24" % number, "dev", "kvf0")
             must_ip("-n", side, "link", "set", "lo", "up")
             must_ip("-n", side, "link", "set", "kvf0", "up")
+        for side in (p, d):  # the kernel notices a moment later
+            rig.wait_until("kvf0 is up", lambda: " UP " in ip("-n", side, "-br", "link", "show", "kvf0").stdout)
 
     def space(self, side):
         return self.tag + side
