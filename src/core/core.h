@@ -318,7 +318,8 @@ struct kvfi_record {
     const uint32_t *block_ids;
     size_t block_id_count;
 };
-#define KVFI_RECORD_INIT .block_count = -1
+/* The first initialiser of a record: what is not given is left out. */
+#define KVFI_RECORD_INIT .block_count = -1 /* NOLINT(bugprone-macro-parentheses) */
 void kvfi_emit_record(struct kvfi_worker_core *core, struct kvfi_effects *effects,
                       const struct kvfi_record *record);
 void kvfi_emit_observe(struct kvfi_effects *effects, enum kvf_histogram histogram, double value);

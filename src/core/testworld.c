@@ -1,28 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/testworld.h"
+#include "core/testworld_internal.h"
 
-#include "wire/bytes.h"
-#include "wire/handshake.h"
-#include "wire/nixl_metadata.h"
-#include "wire/notif.h"
-
-#include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
 
-static const char *const side_names[W_SIDES] = {"p", "d"};
-
-#define FATAL(...)                                                                                 \
-    do {                                                                                           \
-        fprintf(stderr, "testworld: " __VA_ARGS__);                                                \
-        fputc('\n', stderr);                                                                       \
-        abort();                                                                                   \
-    } while (0)
-#define MUST(expr)                                                                                 \
-    do {                                                                                           \
-        if (!(expr))                                                                               \
-            FATAL("%s:%d: %s", __FILE__, __LINE__, #expr);                                         \
-    } while (0)
+const char *const w_int_side_names[W_SIDES] = {"p", "d"};
 
 void w_note(struct w_world *w, const char *fmt, ...)
 {
@@ -39,8 +21,7 @@ void w_note(struct w_world *w, const char *fmt, ...)
     w->trace[w->trace_len] = '\0';
 }
 
-static void fault(struct w_world *w, const char *fmt, ...) KVF_PRINTF(2, 3);
-static void fault(struct w_world *w, const char *fmt, ...)
+void w_int_fault(struct w_world *w, const char *fmt, ...)
 {
     if (w->fault[0])
         return;
@@ -58,157 +39,6 @@ uint64_t w_random(struct w_world *w, uint64_t below)
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return (z ^ (z >> 31)) % below;
-}
-
-/* ---- the network ---------------------------------------------------------------------------- */
-
-static struct w_flying *fly(struct w_world *w, enum w_flying_kind kind, uint64_t delay_ns,
-                            enum w_side to)
-{
-    MUST(w->flying_count < W_FLYING_MAX);
-    struct w_flying *f = &w->flying[w->flying_count++];
-    memset(f, 0, sizeof(*f));
-    f->kind = kind;
-    f->at_ns = w->now_ns + delay_ns;
-    f->order = w->order++;
-    f->to = to;
-    f->to_start = w->engines[to].starts;
-    return f;
-}
-
-static void set_bytes(struct w_flying *f, const void *bytes, size_t len)
-{
-    f->bytes = malloc(len ? len : 1);
-    MUST(f->bytes);
-    memcpy(f->bytes, bytes, len);
-    f->len = len;
-}
-
-static void describe(const void *bytes, size_t len, char text[160])
-{
-    struct kvfi_notif notif;
-    if (kvfi_notif_classify(bytes, len, &notif, NULL) != KVF_OK) {
-        snprintf(text, 160, "(%zu bytes of rubbish)", len);
-    } else if (notif.kind == KVFI_NOTIF_PUSH_REG) {
-        struct kvfi_push_reg reg;
-        if (kvfi_push_reg_decode(bytes, len, NULL, &reg, NULL) != KVF_OK) {
-            snprintf(text, 160, "PUSH_REG (malformed)");
-            return;
-        }
-        snprintf(text, 160, "PUSH_REG %s, %zu blocks", reg.request_id,
-                 reg.group_count ? reg.groups[0].count : 0);
-        kvfi_push_reg_free(&reg);
-    } else {
-        snprintf(text, 160, "%.*s", (int)(len < 150 ? len : 150), (const char *)bytes);
-    }
-}
-
-static bool peer_alive(struct w_world *w, enum w_side from, uint64_t peer, enum w_side *side_p)
-{
-    struct w_engine *e = &w->engines[from];
-    if (peer == 0 || peer > e->peer_count || !e->peers[peer - 1].loaded)
-        return false;
-    *side_p = e->peers[peer - 1].side;
-    struct w_engine *target = &w->engines[*side_p];
-    return target->alive && target->starts == e->peers[peer - 1].start;
-}
-
-static void lose_peer(struct w_world *w, enum w_side observer, uint64_t peer)
-{
-    struct w_engine *e = &w->engines[observer];
-    if (peer == 0 || peer > e->peer_count || !e->peers[peer - 1].loaded ||
-        e->peers[peer - 1].lost_told)
-        return;
-    e->peers[peer - 1].lost_told = true;
-    fly(w, W_LOST, W_MS, observer)->id = peer;
-}
-
-static void send_message(struct w_world *w, enum w_side from, uint64_t peer, uint64_t token,
-                         const void *bytes, size_t len)
-{
-    char text[160];
-    describe(bytes, len, text);
-    w_note(w, "%s sends %s", side_names[from], text);
-    enum w_side to = W_P;
-    bool registration = strncmp(text, "PUSH_REG", 8) == 0;
-    bool alive = peer_alive(w, from, peer, &to);
-    if (!alive || (registration && w->send_status != KVF_OK)) {
-        struct w_flying *f = fly(w, W_SEND_FAILED, w->wire_ns, from);
-        f->token = token;
-        f->status = alive ? w->send_status : KVF_EDISCONNECTED;
-        if (!alive)
-            lose_peer(w, from, peer);
-        return;
-    }
-    uint64_t delays[4] = {w->wire_ns, w->wire_ns, w->wire_ns, w->wire_ns};
-    unsigned copies = w->network ? w->network(w, from, text, delays) : 1;
-    for (unsigned i = 0; i < copies; i++) {
-        struct w_flying *f = fly(w, W_NOTIFICATION, delays[i], to);
-        snprintf(f->sender, sizeof(f->sender), "%s", w->engines[from].agent_name);
-        set_bytes(f, bytes, len);
-    }
-    if (copies == 0)
-        w_note(w, "  lost: %s", text);
-}
-
-/* ---- P1 and P4, from outside ---------------------------------------------------------------- */
-
-static bool owned_by(struct w_engine *e, uint32_t block, const char *id)
-{
-    return block < W_BLOCKS && e->owner[block] != 0 &&
-           strcmp(e->requests[e->owner[block] - 1].id, id) == 0;
-}
-
-static void check_write(struct w_world *w, const struct w_flying *f, const char *when)
-{
-    struct w_engine *p = &w->engines[f->to];
-    struct w_engine *d = &w->engines[f->target];
-    struct kvfi_notif notif;
-    MUST(kvfi_notif_classify(f->bytes, f->len, &notif, NULL) == KVF_OK);
-    char id[96];
-    snprintf(id, sizeof(id), "%.*s", (int)notif.request_id.len,
-             (const char *)notif.request_id.data);
-    bool p_lives = p->alive && p->starts == f->to_start;
-    bool d_lives = d->alive && d->starts == f->target_start;
-    for (size_t i = 0; i < f->count; i++) {
-        if (p_lives && !owned_by(p, f->local_ids[i], f->request_id))
-            fault(w, "P1: %s, a WRITE of %s reads block %u which is not its own", when,
-                  f->request_id, f->local_ids[i]);
-        if (d_lives && !owned_by(d, f->remote_ids[i], id))
-            fault(w, "P1: %s, a WRITE for %s writes block %u which is not its own", when, id,
-                  f->remote_ids[i]);
-    }
-}
-
-static uint8_t pattern(const char *id, size_t from_end, size_t region, size_t byte)
-{
-    size_t base = kvf_base_request_id_len(id);
-    uint64_t h = 1469598103934665603ull;
-    for (size_t i = 0; i < base; i++)
-        h = (h ^ (uint8_t)id[i]) * 1099511628211ull;
-    h = (h ^ from_end) * 1099511628211ull;
-    h = (h ^ region) * 1099511628211ull;
-    h = (h ^ byte) * 1099511628211ull;
-    return (uint8_t)(h >> 24);
-}
-
-static void fill_blocks(struct w_engine *e, const struct w_request *r)
-{
-    for (size_t i = 0; i < r->block_count; i++)
-        for (size_t g = 0; g < W_REGIONS; g++)
-            for (size_t b = 0; b < W_BLOCK_BYTES; b++)
-                e->memory[g][r->blocks[i]][b] = pattern(r->id, r->block_count - i, g, b);
-}
-
-static void check_received(struct w_world *w, struct w_engine *e, const struct w_request *r)
-{
-    for (size_t i = r->cached; i < r->block_count; i++)
-        for (size_t g = 0; g < W_REGIONS; g++)
-            for (size_t b = 0; b < W_BLOCK_BYTES; b++)
-                if (e->memory[g][r->blocks[i]][b] != pattern(r->id, r->block_count - i, g, b)) {
-                    fault(w, "P3/P4: %s is received, its block %zu is wrong", r->id, i);
-                    return;
-                }
 }
 
 /* ---- engines -------------------------------------------------------------------------------- */
@@ -235,8 +65,8 @@ static void free_blocks(struct w_world *w, struct w_engine *e, struct w_request 
 {
     for (size_t i = 0; i < r->block_count; i++) {
         uint32_t block = r->blocks[i];
-        if (!owned_by(e, block, r->id)) {
-            fault(w, "P5: block %u of %s is freed twice", block, r->id);
+        if (!w_int_owned_by(e, block, r->id)) {
+            w_int_fault(w, "P5: block %u of %s is freed twice", block, r->id);
             continue;
         }
         e->owner[block] = 0;
@@ -248,7 +78,7 @@ static void free_blocks(struct w_world *w, struct w_engine *e, struct w_request 
     /* A WRITE must not be under way on any of them. */
     for (size_t i = 0; i < w->flying_count; i++)
         if (w->flying[i].kind == W_WRITE)
-            check_write(w, &w->flying[i], "blocks were freed");
+            w_int_check_write(w, &w->flying[i], "blocks were freed");
 }
 
 static struct w_request *new_request(struct w_world *w, enum w_side side, const char *id,
@@ -283,10 +113,10 @@ static void take_blocks(struct w_engine *e, struct w_request *r)
     }
 }
 
-static void take_result(struct w_world *w, struct w_engine *e, const struct kvf_result *result)
+void w_int_take_result(struct w_world *w, struct w_engine *e, const struct kvf_result *result)
 {
     static const char *const names[] = {"SENT", "RECEIVED", "FAILED", "RELEASED"};
-    w_note(w, "%s tells its engine %s %s%s%s%s%s", side_names[e->side], names[result->kind],
+    w_note(w, "%s tells its engine %s %s%s%s%s%s", w_int_side_names[e->side], names[result->kind],
            result->request_id,
            result->kind == KVF_RESULT_FAILED && !result->blocks_free ? ", blocks quarantined" : "",
            result->status == KVF_OK ? "" : " (", result->status == KVF_OK ? "" : result->reason,
@@ -294,7 +124,7 @@ static void take_result(struct w_world *w, struct w_engine *e, const struct kvf_
     struct w_request *r = w_find(w, e->side, result->request_id);
     enum kvf_status status = kvf_scheduler_apply_result(e->scheduler, w->now_ns, result);
     if (!r || (status != KVF_OK && status != KVF_ENOTFOUND)) {
-        fault(w, "P2: a result for %s, which nobody has", result->request_id);
+        w_int_fault(w, "P2: a result for %s, which nobody has", result->request_id);
         return;
     }
     if (status == KVF_ENOTFOUND) {
@@ -306,21 +136,21 @@ static void take_result(struct w_world *w, struct w_engine *e, const struct kvf_
     switch (result->kind) {
     case KVF_RESULT_SENT:
         if (r->sent)
-            fault(w, "P2: %s is sent twice", r->id);
+            w_int_fault(w, "P2: %s is sent twice", r->id);
         r->sent = true;
         free_blocks(w, e, r);
         break;
     case KVF_RESULT_RECEIVED:
         if (r->received || r->failed)
-            fault(w, "P2: %s ends twice", r->id);
-        check_received(w, e, r);
+            w_int_fault(w, "P2: %s ends twice", r->id);
+        w_int_check_received(w, e, r);
         r->received = true;
         if (r->held)
             free_blocks(w, e, r);
         break;
     case KVF_RESULT_FAILED:
         if (r->received || r->failed)
-            fault(w, "P2: %s ends twice", r->id);
+            w_int_fault(w, "P2: %s ends twice", r->id);
         r->failed = true;
         r->released = result->blocks_free;
         if (r->held && result->blocks_free)
@@ -334,164 +164,6 @@ static void take_result(struct w_world *w, struct w_engine *e, const struct kvf_
     }
 }
 
-/* ---- driver: effects ------------------------------------------------------------------------ */
-
-static void load_peer(struct w_world *w, struct w_engine *e, const struct kvfi_effect *effect)
-{
-    struct kvfi_nixl_metadata md;
-    MUST(kvfi_nixl_metadata_decode(effect->load_peer.blob, effect->load_peer.blob_len, NULL, &md,
-                                   NULL) == KVF_OK);
-    enum w_side side = md.agent.data[0] == 'p' ? W_P : W_D;
-    unsigned start = (unsigned)(md.agent.data[1] - '0') * 10 + (unsigned)(md.agent.data[2] - '0');
-    kvfi_nixl_metadata_free(&md);
-    MUST(e->peer_count < W_PEER_MAX);
-    size_t at = e->peer_count++;
-    e->peers[at].side = side;
-    e->peers[at].start = start;
-    e->peers[at].loaded = true;
-    struct w_flying *f = fly(w, W_LOADED, 0, e->side);
-    f->id = effect->load_peer.handshake_id;
-    f->token = at + 1;
-}
-
-static void ask(struct w_world *w, struct w_engine *e, const struct kvfi_effect *effect)
-{
-    enum w_side to = strcmp(effect->handshake.host, "host-p") == 0 ? W_P : W_D;
-    w_note(w, "%s asks %s for its handshake", side_names[e->side], side_names[to]);
-    struct w_engine *target = &w->engines[to];
-    bool dead = !target->alive || w->side_channel_dead[to];
-    struct w_flying *f =
-        fly(w, W_REPLY, dead ? effect->handshake.timeout_ns : w->handshake_ns, e->side);
-    f->id = effect->handshake.handshake_id;
-    f->status = dead ? KVF_ETIMEDOUT : KVF_OK;
-    if (dead)
-        return;
-    struct kvfi_buf blob;
-    kvfi_buf_init(&blob, NULL);
-    struct kvfi_nixl_conn conn = {.backend = kvfi_span_str("UCX"), .info = kvfi_span_str("addr")};
-    struct kvfi_nixl_metadata md = {
-        .agent = kvfi_span_str(target->agent_name), .conns = &conn, .conn_count = 1};
-    MUST(kvfi_nixl_metadata_encode(&md, &blob, NULL) == KVF_OK);
-    void *payload = NULL;
-    size_t len = 0;
-    MUST(kvfi_worker_core_payload(target->core, blob.data, blob.len, &payload, &len, NULL) ==
-         KVF_OK);
-    kvfi_buf_deinit(&blob);
-    if (w->no_caps) {
-        struct kvfi_handshake_payload outer;
-        struct kvfi_buf plain;
-        kvfi_buf_init(&plain, NULL);
-        MUST(kvfi_handshake_payload_decode(payload, len, NULL, &outer, NULL) == KVF_OK);
-        outer.caps = 0;
-        MUST(kvfi_handshake_payload_encode(&outer, &plain, NULL) == KVF_OK);
-        set_bytes(f, plain.data, plain.len);
-        kvfi_buf_deinit(&plain);
-    } else {
-        set_bytes(f, payload, len);
-    }
-    kvfi_worker_core_payload_free(target->core, payload);
-}
-
-static void post_write(struct w_world *w, struct w_engine *e, const struct kvfi_effect *effect)
-{
-    const struct kvf_plan *plan = &effect->write.plan;
-    MUST(plan->group_count == 1 && plan->region_count == W_REGIONS);
-    MUST(plan->groups[0].count <= W_BLOCKS);
-    w_note(w, "%s posts a WRITE of %s, %zu blocks, then %.*s", side_names[e->side],
-           effect->write.request_id, plan->groups[0].count, (int)effect->write.message_len,
-           (const char *)effect->write.message);
-    enum w_side to = W_D;
-    bool alive = peer_alive(w, e->side, effect->write.peer.value, &to);
-    struct w_flying *f = fly(w, W_WRITE, alive ? w->write_ns : W_MS, e->side);
-    f->token = effect->write.token;
-    f->status = alive ? w->write_status : KVF_EDISCONNECTED;
-    f->target = to;
-    f->target_start = alive ? w->engines[to].starts : 0;
-    f->posted_ns = w->now_ns;
-    f->count = plan->groups[0].count;
-    for (size_t g = 0; g < W_REGIONS; g++) {
-        f->local[g] = plan->regions[g].local;
-        f->remote[g] = plan->regions[g].remote;
-        MUST(plan->regions[g].length_bytes == W_BLOCK_BYTES);
-    }
-    for (size_t i = 0; i < f->count; i++) {
-        f->local_ids[i] = plan->groups[0].local_ids[i];
-        f->remote_ids[i] = plan->groups[0].remote_ids[i];
-        if (f->local_ids[i] >= f->local[0].block_count ||
-            f->remote_ids[i] >= f->remote[0].block_count)
-            fault(w, "P7: a WRITE outside the advertised blocks");
-    }
-    snprintf(f->request_id, sizeof(f->request_id), "%s", effect->write.request_id);
-    set_bytes(f, effect->write.message, effect->write.message_len);
-    if (alive)
-        check_write(w, f, "posted");
-    else
-        lose_peer(w, e->side, effect->write.peer.value);
-}
-
-static void perform(struct w_world *w, struct w_engine *e)
-{
-    size_t count = kvfi_effects_count(e->effects);
-    for (size_t i = 0; i < count; i++) {
-        const struct kvfi_effect *effect = kvfi_effects_at(e->effects, i);
-        switch (effect->kind) {
-        case KVFI_EFFECT_HANDSHAKE:
-            ask(w, e, effect);
-            break;
-        case KVFI_EFFECT_LOAD_PEER:
-            load_peer(w, e, effect);
-            break;
-        case KVFI_EFFECT_DROP_PEER:
-            MUST(effect->drop_peer.peer.value <= e->peer_count);
-            e->peers[effect->drop_peer.peer.value - 1].loaded = false;
-            break;
-        case KVFI_EFFECT_SEND:
-            send_message(w, e->side, effect->send.peer.value, effect->send.token,
-                         effect->send.message, effect->send.message_len);
-            break;
-        case KVFI_EFFECT_WRITE:
-            post_write(w, e, effect);
-            break;
-        case KVFI_EFFECT_RESULT:
-            take_result(w, e, &effect->result);
-            break;
-        case KVFI_EFFECT_COUNT:
-            e->counters[effect->count.counter] += effect->count.n;
-            break;
-        case KVFI_EFFECT_RECORD:
-        case KVFI_EFFECT_OBSERVE:
-            break;
-        }
-    }
-    kvfi_effects_reset(e->effects);
-}
-
-static void feed_again(struct w_world *w, struct w_engine *e, struct kvfi_event *event);
-
-static void feed(struct w_world *w, struct w_engine *e, struct kvfi_event *event)
-{
-    event->now_ns = w->now_ns;
-    if (w->oom)
-        w->alloc.fail_at = w->alloc.uses + 1 + w_random(w, w->oom);
-    enum kvf_status status = kvfi_worker_core_step(e->core, event, e->effects);
-    w->alloc.fail_at = 0;
-    const char *broken = kvfi_worker_core_check(e->core);
-    if (broken)
-        fault(w, "%s: %s", side_names[e->side], broken);
-    if (status == KVF_OK)
-        perform(w, e);
-    else if (event->kind == KVFI_EVENT_STEP || event->kind == KVFI_EVENT_PEER_LOADED)
-        feed_again(w, e, event); /* what a driver does, here at once */
-}
-
-static void feed_again(struct w_world *w, struct w_engine *e, struct kvfi_event *event)
-{
-    unsigned oom = w->oom;
-    w->oom = 0;
-    feed(w, e, event);
-    w->oom = oom;
-}
-
 void w_step(struct w_world *w, enum w_side side)
 {
     struct w_engine *e = &w->engines[side];
@@ -501,7 +173,7 @@ void w_step(struct w_world *w, enum w_side side)
     while (kvf_scheduler_build_step(e->scheduler, w->now_ns, &step, NULL) == KVF_ENOMEM)
         ;
     struct kvfi_event event = {.kind = KVFI_EVENT_STEP, .step = step};
-    feed(w, e, &event);
+    w_int_feed(w, e, &event);
     kvf_step_free(step);
 }
 
@@ -542,7 +214,7 @@ static void end_request(struct w_world *w, enum w_side side, const char *id,
 
 void w_prefill_finish(struct w_world *w, const char *id)
 {
-    fill_blocks(&w->engines[W_P], w_find(w, W_P, id));
+    w_int_fill_blocks(&w->engines[W_P], w_find(w, W_P, id));
     w_note(w, "p finishes %s", id);
     end_request(w, W_P, id, KVF_FINISH_LENGTH);
 }
@@ -589,7 +261,7 @@ void w_decode_end(struct w_world *w, const char *id)
 void w_kill(struct w_world *w, enum w_side side)
 {
     struct w_engine *e = &w->engines[side];
-    w_note(w, "%s dies", side_names[side]);
+    w_note(w, "%s dies", w_int_side_names[side]);
     /* What a dead process had posted is in the transport for a moment more, not for ever. */
     for (size_t i = 0; i < w->flying_count; i++) {
         struct w_flying *f = &w->flying[i];
@@ -616,7 +288,7 @@ void w_start(struct w_world *w, enum w_side side)
     e->side = side;
     e->starts++;
     MUST(e->starts < 100);
-    snprintf(e->agent_name, sizeof(e->agent_name), "%s%02u", side_names[side], e->starts);
+    snprintf(e->agent_name, sizeof(e->agent_name), "%s%02u", w_int_side_names[side], e->starts);
     memset(e->memory, 0xEE, sizeof(e->memory));
     struct kvf_kv_region regions[W_REGIONS];
     for (size_t g = 0; g < W_REGIONS; g++)
@@ -637,14 +309,21 @@ void w_start(struct w_world *w, enum w_side side)
         e->effects = kvfi_effects_create(&w->alloc.allocator);
     e->alive = true;
     if (e->starts > 1)
-        w_note(w, "%s starts again", side_names[side]);
+        w_note(w, "%s starts again", w_int_side_names[side]);
+}
+
+void w_lose_all(struct w_world *w)
+{
+    for (size_t i = 0; i < w->flying_count; i++)
+        free(w->flying[i].bytes);
+    w->flying_count = 0;
 }
 
 void w_tell_lost(struct w_world *w, enum w_side observer)
 {
     struct w_engine *e = &w->engines[observer];
     for (size_t i = 0; i < e->peer_count; i++)
-        lose_peer(w, observer, i + 1);
+        w_int_lose_peer(w, observer, i + 1);
 }
 
 struct w_world *w_create(void (*tweak)(struct kvf_kv_config *config, enum w_side side))
@@ -679,8 +358,7 @@ void w_destroy(struct w_world *w)
     for (int side = 0; side < W_SIDES; side++)
         if (w->engines[side].alive)
             w_kill(w, (enum w_side)side);
-    for (size_t i = 0; i < w->flying_count; i++)
-        free(w->flying[i].bytes);
+    w_lose_all(w);
     MUST(w->alloc.live == 0);
     free(w);
 }
@@ -689,15 +367,15 @@ void w_destroy(struct w_world *w)
 
 void w_inject(struct w_world *w, enum w_side to, const char *sender, const void *bytes, size_t len)
 {
-    struct w_flying *f = fly(w, W_NOTIFICATION, 0, to);
+    struct w_flying *f = w_int_fly(w, W_NOTIFICATION, 0, to);
     snprintf(f->sender, sizeof(f->sender), "%s", sender);
-    set_bytes(f, bytes, len);
+    w_int_set_bytes(f, bytes, len);
     w_run(w, 0);
 }
 
 static void land_write(struct w_world *w, struct w_flying *f)
 {
-    check_write(w, f, "landing");
+    w_int_check_write(w, f, "landing");
     struct w_engine *target = &w->engines[f->target];
     bool lives = target->alive && target->starts == f->target_start;
     if (f->status == KVF_OK && lives) {
@@ -714,13 +392,13 @@ static void land_write(struct w_world *w, struct w_flying *f)
         return;
     if (f->status == KVF_OK && lives) {
         char text[160];
-        describe(f->bytes, f->len, text);
+        w_int_describe(f->bytes, f->len, text);
         uint64_t delays[4] = {0, 0, 0, 0};
         unsigned copies = w->network ? w->network(w, f->to, text, delays) : 1;
         for (unsigned i = 0; i < copies; i++) {
-            struct w_flying *n = fly(w, W_NOTIFICATION, delays[i], f->target);
+            struct w_flying *n = w_int_fly(w, W_NOTIFICATION, delays[i], f->target);
             snprintf(n->sender, sizeof(n->sender), "%s", e->agent_name);
-            set_bytes(n, f->bytes, f->len);
+            w_int_set_bytes(n, f->bytes, f->len);
         }
         if (copies == 0)
             w_note(w, "  lost: %s", text);
@@ -734,7 +412,7 @@ static void land_write(struct w_world *w, struct w_flying *f)
                                     .post_start_ns = f->posted_ns,
                                     .post_end_ns = f->posted_ns,
                                     .done_ns = w->now_ns};
-    feed(w, e, &event);
+    w_int_feed(w, e, &event);
 }
 
 static void arrive(struct w_world *w, struct w_flying *f)
@@ -771,7 +449,7 @@ static void arrive(struct w_world *w, struct w_flying *f)
         event.kind = KVFI_EVENT_PEER_LOST;
         event.peer_lost.peer.value = f->id;
         event.peer_lost.reason = "endpoint error";
-        w_note(w, "%s loses its peer", side_names[f->to]);
+        w_note(w, "%s loses its peer", w_int_side_names[f->to]);
         break;
     case W_SEND_FAILED:
         event.kind = KVFI_EVENT_SEND_FAILED;
@@ -781,7 +459,7 @@ static void arrive(struct w_world *w, struct w_flying *f)
     case W_WRITE:
         break;
     }
-    feed(w, e, &event);
+    w_int_feed(w, e, &event);
 }
 
 static size_t earliest(const struct w_world *w)
@@ -833,7 +511,7 @@ static bool turn(struct w_world *w, uint64_t until_ns)
         free(f.bytes);
     } else if (core) {
         struct kvfi_event tick = {.kind = KVFI_EVENT_TICK};
-        feed(w, &w->engines[side], &tick);
+        w_int_feed(w, &w->engines[side], &tick);
     } else {
         w_step(w, (enum w_side)side);
     }
@@ -890,7 +568,7 @@ const char *w_leftovers(struct w_world *w)
         snprintf(text, sizeof(text),
                  "%s: %zu registrations, %zu staged, %zu deferred, %zu writes, %zu receives, %zu "
                  "quarantined, %zu handshakes; scheduler: %zu requests; %zu of %d blocks free",
-                 side_names[s], u.registrations, u.staged, u.deferred, u.writes, u.receives,
+                 w_int_side_names[s], u.registrations, u.staged, u.deferred, u.writes, u.receives,
                  u.quarantined, u.handshakes, su.requests, blocks, W_BLOCKS);
         return text;
     }

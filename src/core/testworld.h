@@ -147,6 +147,8 @@ void w_kill(struct w_world *w, enum w_side side);
 void w_start(struct w_world *w, enum w_side side);
 /* The other side's agent notices that this process is gone. */
 void w_tell_lost(struct w_world *w, enum w_side observer);
+/* Whatever is under way is lost. */
+void w_lose_all(struct w_world *w);
 /* A notification out of nowhere. */
 void w_inject(struct w_world *w, enum w_side to, const char *sender, const void *bytes, size_t len);
 
