@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/connector.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
-    PORT_TRIES_MAX = 16,
     RESULTS_PER_TAKE = 64,
 };
 
@@ -25,46 +20,6 @@ struct engine_connector {
     uint16_t port;
     struct kvf_result results[RESULTS_PER_TAKE];
 };
-
-/* A port that is free on this host now. The listener binds it a moment later; whoever takes it in
- * between makes that fail with KVF_EBUSY, and another one is tried. The port has to be known before
- * the listener exists, because the payload that it serves comes from a worker that advertises it.
- */
-static enum kvf_status free_port(const char *host, uint16_t *port_p, struct kvf_error *error)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
-    struct addrinfo *list = NULL;
-    char bare[KVF_HOST_LEN_MAX + 1];
-    size_t host_len = strlen(host);
-    bool bracketed = host_len > 2 && host[0] == '[' && host[host_len - 1] == ']';
-    (void)snprintf(bare, sizeof(bare), "%.*s", (int)(bracketed ? host_len - 2 : host_len),
-                   bracketed ? host + 1 : host);
-    int rc = getaddrinfo(bare, "0", &hints, &list);
-    if (rc != 0)
-        return kvf_fail(error, KVF_EINVAL, "side channel host %s does not resolve: %s", host,
-                        gai_strerror(rc));
-    enum kvf_status status =
-        kvf_fail(error, KVF_ESYSTEM, "no address of side channel host %s can be bound", host);
-    for (struct addrinfo *at = list; at && status != KVF_OK; at = at->ai_next) {
-        int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0)
-            continue;
-        union {
-            struct sockaddr any;
-            struct sockaddr_in v4;
-            struct sockaddr_in6 v6;
-        } bound = {.v6 = {0}};
-        socklen_t len = sizeof(bound);
-        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && getsockname(fd, &bound.any, &len) == 0) {
-            bool is_v6 = bound.any.sa_family == AF_INET6;
-            *port_p = ntohs(is_v6 ? bound.v6.sin6_port : bound.v4.sin_port);
-            status = KVF_OK;
-        }
-        (void)close(fd);
-    }
-    freeaddrinfo(list);
-    return status;
-}
 
 static void fill_config(const struct engine_connector *connector,
                         const struct engine_connector_options *options,
@@ -83,11 +38,15 @@ static void fill_config(const struct engine_connector *connector,
     config->compat.layer_count = options->cache->layer_count;
 }
 
-/* Worker and listener on connector->port. */
+/* The listener first: the worker advertises the port that it was given. Handshakes that come before
+ * the payload is published are dropped, and asked again. */
 static enum kvf_status start(struct engine_connector *connector,
                              const struct engine_connector_options *options,
                              struct kvf_error *error)
 {
+    KVF_TRY(kvf_listener_create(options->host, options->port, NULL, 0, options->metrics,
+                                &connector->listener, error));
+    connector->port = kvf_listener_port(connector->listener);
     struct kvf_worker_options worker = KVF_WORKER_OPTIONS_INIT;
     fill_config(connector, options, &worker.config);
     engine_cache_describe(options->cache, &worker.cache);
@@ -95,27 +54,10 @@ static enum kvf_status start(struct engine_connector *connector,
     worker.events = options->events;
     worker.debug_checksums = options->debug_checksums;
     KVF_TRY(kvf_worker_create(&worker, &connector->worker, error));
+    KVF_TRY(kvf_scheduler_create(&worker.config, NULL, &connector->scheduler, error));
     struct kvf_listener_rank rank = {0};
     kvf_worker_handshake_payload(connector->worker, &rank.payload, &rank.payload_len);
-    enum kvf_status status = kvf_listener_create(connector->host, connector->port, &rank, 1,
-                                                 options->metrics, &connector->listener, error);
-    if (status != KVF_OK) {
-        kvf_worker_destroy(connector->worker);
-        connector->worker = NULL;
-    }
-    return status;
-}
-
-static enum kvf_status start_anywhere(struct engine_connector *connector,
-                                      const struct engine_connector_options *options,
-                                      struct kvf_error *error)
-{
-    enum kvf_status status = KVF_EBUSY;
-    for (int i = 0; i < PORT_TRIES_MAX && status == KVF_EBUSY; i++) {
-        KVF_TRY(free_port(connector->host, &connector->port, error));
-        status = start(connector, options, error);
-    }
-    return status;
+    return kvf_listener_publish(connector->listener, &rank, error);
 }
 
 enum kvf_status engine_connector_create(const struct engine_connector_options *options,
@@ -130,15 +72,8 @@ enum kvf_status engine_connector_create(const struct engine_connector_options *o
     if (!connector)
         return kvf_fail(error, KVF_ENOMEM, "no memory for the connector");
     memcpy(connector->host, options->host, strlen(options->host));
-    connector->port = options->port;
     memcpy(connector->engine_id, options->engine_id, strlen(options->engine_id));
-    enum kvf_status status = options->port ? start(connector, options, error)
-                                           : start_anywhere(connector, options, error);
-    if (status == KVF_OK) {
-        struct kvf_kv_config config;
-        fill_config(connector, options, &config);
-        status = kvf_scheduler_create(&config, NULL, &connector->scheduler, error);
-    }
+    enum kvf_status status = start(connector, options, error);
     if (status != KVF_OK) {
         engine_connector_destroy(connector);
         return status;
