@@ -30,8 +30,8 @@ static void help(FILE *out)
                  "Moves KV cache between LLM inference engines.\n\ncommands:\n");
     for (size_t i = 0; i < COMMAND_COUNT; i++)
         fprintf(out, "  %-10s%s\n", commands[i].name, commands[i].help);
-    fprintf(out, "\n  --help    this text; kvferry COMMAND --help lists the options of a command\n"
-                 "  --version the version\n");
+    fprintf(out, "\n  --help     this text; kvferry COMMAND --help lists the options of a command\n"
+                 "  --version  the version\n");
 }
 
 int main(int argc, char **argv)
