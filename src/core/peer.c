@@ -102,8 +102,9 @@ enum kvfi_peer_wish kvfi_peer_want(struct kvfi_worker_core *core, struct kvfi_pe
             return KVFI_PEER_REFUSED;
         break;
     case KVFI_PEER_IDLE:
-    case KVFI_PEER_STATE_COUNT:
         break;
+    case KVFI_PEER_STATE_COUNT:
+        return KVFI_PEER_REFUSED;
     }
     move(core, peer, KVFI_PEER_HANDSHAKING);
     peer->handshake_id = core->next_handshake_id++;

@@ -31,7 +31,9 @@ static inline struct kvf_kv_config base_config(void)
 
 static inline int setup(void **state)
 {
-    struct world *w = calloc(1, sizeof(*w));
+    static struct world the_world;
+    struct world *w = &the_world;
+    memset(w, 0, sizeof(*w));
     test_alloc_init(&w->alloc);
     struct kvf_kv_config config = base_config();
     assert_int_equal(kvf_scheduler_create(&config, &w->alloc.allocator, &w->scheduler, NULL),
@@ -45,7 +47,6 @@ static inline int teardown(void **state)
     struct world *w = *state;
     kvf_scheduler_destroy(w->scheduler);
     assert_int_equal(w->alloc.live, 0);
-    free(w);
     return 0;
 }
 
