@@ -324,21 +324,34 @@ static void drop_message(struct kvfi_worker_core *core, enum kvf_counter counter
 }
 
 /*
- * What is known under this id already. False: the message is dealt with. A registration of an
- * earlier agent of that engine makes way, unless its WRITE runs.
+ * What is known under this id already. False: the newcomer is dealt with. A registration of an
+ * earlier agent of that engine makes way, unless its WRITE runs; one of another engine only when
+ * that engine is not connected.
  */
-static bool clear_way(struct kvfi_worker_core *core, const struct kvfi_push_reg *message,
-                      const char *sender, struct kvfi_effects *effects)
+static bool clear_way(struct kvfi_worker_core *core, struct kvfi_registration *newcomer,
+                      struct kvfi_effects *effects)
 {
     struct kvfi_party *party =
-        kvfi_party_find_id(&core->registrations, message->request_id, strlen(message->request_id));
+        kvfi_party_find_id(&core->registrations, newcomer->party.id, newcomer->party.id_len);
     if (!party)
         return true;
     struct kvfi_registration *old = registration_of(party);
     struct kvfi_send *send = old->send;
-    if (strcmp(old->sender, sender) == 0 || (send && send->state == KVFI_SEND_WRITING)) {
-        drop_message(core, KVF_COUNTER_late_messages, message->request_id,
+    if (old->peer != newcomer->peer && old->peer->state == KVFI_PEER_CONNECTED) {
+        /* Both are alive and use one id. The first stays intact (bug B05). */
+        kvfi_core_count(core, KVF_COUNTER_late_messages);
+        kvfi_tombstone_discard(core->allocator, newcomer->tombstone);
+        newcomer->tombstone = NULL; /* the id lives */
+        kvfi_registration_refuse(core, newcomer, effects,
+                                 "engine %.64s has registered a request of this id",
+                                 old->peer->engine_id);
+        (void)kvfi_peer_want(core, newcomer->peer);
+        return false;
+    }
+    if (strcmp(old->sender, newcomer->sender) == 0 || (send && send->state == KVFI_SEND_WRITING)) {
+        drop_message(core, KVF_COUNTER_late_messages, newcomer->party.id,
                      "this request is registered already", effects);
+        kvfi_registration_free(core, newcomer);
         return false;
     }
     if (send)
@@ -383,10 +396,8 @@ static enum kvf_status take_message(struct kvfi_worker_core *core,
     struct kvfi_registration *registration = make(core, message, sender, peer);
     if (!registration)
         return KVF_ENOMEM;
-    if (!clear_way(core, message, sender, effects)) {
-        kvfi_registration_free(core, registration);
+    if (!clear_way(core, registration, effects))
         return KVF_OK;
-    }
     if (peer->state == KVFI_PEER_CONNECTED && !kvfi_peer_is_agent(peer, sender))
         kvfi_peer_disconnect(core, peer, "another agent registers for this engine");
     /* The handshake can run while prefill computes. */
