@@ -232,7 +232,8 @@ static void on_probe_done(void *ctx, const struct kvfi_http_result *result)
     if (again || upstream->probe_again) {
         upstream->probe_again = false;
         probe(upstream, true);
-        return;
+        if (upstream->probe)
+            return;
     }
     arm(upstream);
     pool->options.on_checked(pool->options.ctx, upstream);
