@@ -11,10 +11,13 @@ void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
 void *__real_realloc(void *ptr, size_t size);
 void *__real_aligned_alloc(size_t alignment, size_t size);
+/* Visible: under a sanitizer its own shared library asks for them. */
+#pragma GCC visibility push(default)
 void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_realloc(void *ptr, size_t size);
 void *__wrap_aligned_alloc(size_t alignment, size_t size);
+#pragma GCC visibility pop
 
 static unsigned countdown; /* 0: nothing fails; 1: the next one does */
 
