@@ -26,12 +26,16 @@
 #include "wire/bytes.h"
 
 /* Bounds that are not configuration. */
-#define KVFI_PEER_COUNT_MAX     4096
-#define KVFI_PEER_FORGET_NS     60000000000ull /* an unused peer's state is kept this long */
-#define KVFI_BACKOFF_MAX_NS     60000000000ull
-#define KVFI_RETRY_NS           10000000ull   /* after want of memory */
-#define KVFI_WITHDRAW_RETRY_NS  2000000000ull /* first repeat of a PUSH_DROP; doubles */
-#define KVFI_WITHDRAW_REPEAT_NS 60000000000ull
+#define KVFI_PEER_COUNT_MAX             4096
+#define KVFI_PEER_FORGET_NS             60000000000ull /* an unused peer's state is kept this long */
+#define KVFI_BACKOFF_MAX_NS             60000000000ull
+#define KVFI_PEER_UNREACHABLE_FAILURES  8             /* in a row: it is taken for gone */
+#define KVFI_PEER_PROVEN_NS             5000000000ull /* a connection that lasts so long is a good one */
+#define KVFI_REGISTRATION_BLOCKS_MAX    ((size_t)1 << 24) /* ids of all of them together */
+#define KVFI_REGISTRATION_NAMESAKES_MAX 64            /* under one base id, or one transfer id */
+#define KVFI_RETRY_NS                   10000000ull   /* after want of memory */
+#define KVFI_WITHDRAW_RETRY_NS          2000000000ull /* first repeat of a PUSH_DROP; doubles */
+#define KVFI_WITHDRAW_REPEAT_NS         60000000000ull
 
 enum kvfi_work_kind {
     KVFI_WORK_PEER,
@@ -52,7 +56,7 @@ struct kvfi_work {
 
 /* X(state, may be followed by) */
 #define KVFI_PEER_STATE_LIST(X)                                                                    \
-    X(IDLE, KVFI_PEER_EDGE(HANDSHAKING))                                                           \
+    X(IDLE, KVFI_PEER_EDGE(HANDSHAKING) | KVFI_PEER_EDGE(BACKOFF))                                 \
     X(HANDSHAKING, KVFI_PEER_EDGE(LOADING) | KVFI_PEER_EDGE(BACKOFF))                              \
     X(LOADING, KVFI_PEER_EDGE(CONNECTED) | KVFI_PEER_EDGE(BACKOFF))                                \
     X(CONNECTED, KVFI_PEER_EDGE(IDLE))                                                             \
@@ -63,7 +67,8 @@ struct kvfi_work {
  * HANDSHAKING  a question is out
  * LOADING      the answer was good, the agent is loading it
  * CONNECTED    usable; `id` is the agent's
- * BACKOFF      the last attempt failed; users are refused until not_before_ns
+ * BACKOFF      the last attempt failed, or connections break as soon as they are made; users are
+ *              refused until not_before_ns
  */
 enum kvfi_peer_state {
 #define KVFI_PEER_STATE_ENUM(state, next) KVFI_PEER_##state,
@@ -106,6 +111,8 @@ struct kvfi_peer {
     bool owes_load;
     bool absent;       /* after a loss: nobody, or somebody else, answered for it */
     unsigned failures; /* in a row */
+    uint64_t connected_ns;
+    unsigned early_losses; /* connections in a row that broke before KVFI_PEER_PROVEN_NS */
     uint64_t not_before_ns;
     enum kvf_status last_status;
     char last_reason[KVF_REASON_LEN_MAX + 1];
@@ -288,6 +295,7 @@ struct kvfi_worker_core {
     size_t registration_counts[KVFI_REGISTRATION_STATE_COUNT];
     size_t receive_counts[KVFI_RECEIVE_STATE_COUNT];
     size_t quarantined_send_count;
+    size_t registration_block_count; /* ids that registrations hold, all together */
 };
 
 /* ---- emit.c --------------------------------------------------------------------------------- */
@@ -340,7 +348,7 @@ enum kvfi_peer_wish {
     KVFI_PEER_REFUSED, /* in back-off: last_status and last_reason say why */
 };
 enum kvfi_peer_wish kvfi_peer_want(struct kvfi_worker_core *core, struct kvfi_peer *peer);
-/* The agent behind a connected peer is gone or was replaced. */
+/* The agent behind a connected peer is gone or was replaced. Who needs the next one asks for it. */
 void kvfi_peer_disconnect(struct kvfi_worker_core *core, struct kvfi_peer *peer,
                           const char *reason);
 bool kvfi_peer_is_agent(const struct kvfi_peer *peer, const char *agent_name);

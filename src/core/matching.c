@@ -69,6 +69,25 @@ struct kvfi_party *kvfi_party_next_base(const struct kvfi_party *party)
     return node ? KVFI_CONTAINER_OF(node, struct kvfi_party, by_base) : NULL;
 }
 
+static size_t count_same(const struct kvfi_index *index, const void *key, size_t key_len,
+                         size_t max)
+{
+    size_t count = 0;
+    const struct kvfi_index_node *node = key_len ? kvfi_index_find(index, key, key_len) : NULL;
+    for (; node && count < max; node = kvfi_index_next(node))
+        count++;
+    return count;
+}
+
+size_t kvfi_party_count(const struct kvfi_party_table *table, const struct kvfi_party *key,
+                        size_t max)
+{
+    size_t same_base = count_same(&table->by_base, key->id, key->base_len, max);
+    size_t same_transfer_id =
+        count_same(&table->by_transfer_id, key->transfer_id, key->transfer_id_len, max);
+    return same_base > same_transfer_id ? same_base : same_transfer_id;
+}
+
 /* True when both have a transfer id; *equal_p then says whether it is the same. */
 static bool both_have_transfer_id(const struct kvfi_party *a, const struct kvfi_party *b,
                                   bool *equal_p)

@@ -49,6 +49,10 @@ struct kvfi_party *kvfi_party_find_base(const struct kvfi_party_table *table, co
                                         size_t base_len);
 struct kvfi_party *kvfi_party_next_base(const struct kvfi_party *party);
 
+/* How many share the key's base id, or its transfer id if those are more; not more than `max`. */
+size_t kvfi_party_count(const struct kvfi_party_table *table, const struct kvfi_party *key,
+                        size_t max);
+
 enum kvfi_match_step {
     KVFI_MATCH_NONE,
     KVFI_MATCH_ID,

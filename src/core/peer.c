@@ -139,7 +139,9 @@ static uint64_t backoff_ns(unsigned failures)
 
 /*
  * Whether this end of an attempt says that the agent we knew is gone: silence, or an answer that is
- * not its own (a process never changes its answer). Want of memory here, for one, says nothing.
+ * not its own (a process never changes its answer). Want of memory here, for one, says nothing;
+ * but after many attempts (a minute of them) it is given up whatever the reason, because nobody
+ * waits for ever (P2).
  */
 static bool shows_absence(const struct kvfi_peer *peer, enum kvf_status status)
 {
@@ -151,13 +153,16 @@ static bool shows_absence(const struct kvfi_peer *peer, enum kvf_status status)
 static void fail(struct kvfi_worker_core *core, struct kvfi_peer *peer, enum kvf_status status,
                  const char *reason, struct kvfi_effects *effects)
 {
-    peer->absent = peer->absent || shows_absence(peer, status);
+    bool absent_by_this = shows_absence(peer, status);
     kvfi_index_remove(&core->peers_by_handshake, &peer->by_handshake);
     kvfi_index_remove(&core->peers_by_agent_name, &peer->by_agent_name);
     peer->owes_handshake = false;
     peer->owes_load = false;
     peer->failures++;
-    peer->not_before_ns = kvfi_ns_add(core->now_ns, backoff_ns(peer->failures));
+    peer->absent =
+        peer->absent || absent_by_this || peer->failures >= KVFI_PEER_UNREACHABLE_FAILURES;
+    unsigned in_a_row = peer->failures > peer->early_losses ? peer->failures : peer->early_losses;
+    peer->not_before_ns = kvfi_ns_add(core->now_ns, backoff_ns(in_a_row));
     peer->last_status = status;
     kvfi_core_set_reason(peer->last_reason, "handshake with %.64s at %.64s:%u failed: %s",
                          peer->engine_id, peer->host, peer->port, reason);
@@ -304,6 +309,7 @@ enum kvf_status kvfi_peer_on_loaded(struct kvfi_worker_core *core, const struct 
     kvfi_index_remove(&core->peers_by_handshake, &peer->by_handshake);
     peer->id = id;
     kvfi_index_add(&core->peers_by_id, &peer->by_id, &peer->id.value, sizeof(peer->id.value));
+    peer->connected_ns = core->now_ns;
     peer->failures = 0;
     peer->absent = false;
     move(core, peer, KVFI_PEER_CONNECTED);
@@ -329,13 +335,6 @@ void kvfi_peer_disconnect(struct kvfi_worker_core *core, struct kvfi_peer *peer,
         next = at->next;
         kvfi_receive_on_peer_lost(core, receive_of(at), reason);
     }
-    /*
-     * Ask again at once when somebody depends on the answer. The same agent: only the connection
-     * broke, and prefill may still write for all we know. Another one, or none: the old agent is
-     * gone, its registrations are void and nothing of it will land after peer_settle_ns.
-     */
-    if (!kvfi_list_empty(&peer->receives) || !kvfi_list_empty(&peer->registrations))
-        (void)kvfi_peer_want(core, peer);
 }
 
 void kvfi_peer_on_lost(struct kvfi_worker_core *core, const struct kvfi_event *event,
@@ -351,7 +350,22 @@ void kvfi_peer_on_lost(struct kvfi_worker_core *core, const struct kvfi_event *e
     kvfi_emit_record(core, effects,
                      &(struct kvfi_record){KVFI_RECORD_INIT, .event = "peer_lost",
                                            .peer = peer->engine_id, .reason = reason});
+    bool early = core->now_ns - peer->connected_ns < KVFI_PEER_PROVEN_NS;
     kvfi_peer_disconnect(core, peer, reason);
+    peer->early_losses = early ? peer->early_losses + 1 : 0;
+    if (backoff_ns(peer->early_losses) > 0) {
+        /* The side channel answers and the connection does not hold. Without a pause this would go
+         * round as fast as the network does. */
+        fail(core, peer, KVF_EDISCONNECTED, reason, effects);
+        return;
+    }
+    /*
+     * Ask again at once when somebody depends on the answer. The same agent: only the connection
+     * broke, and prefill may still write for all we know. Another one, or none: the old agent is
+     * gone, its registrations are void and nothing of it will land after peer_settle_ns.
+     */
+    if (!kvfi_list_empty(&peer->receives) || !kvfi_list_empty(&peer->registrations))
+        (void)kvfi_peer_want(core, peer);
 }
 
 void kvfi_peer_on_deadline(struct kvfi_worker_core *core, struct kvfi_peer *peer,

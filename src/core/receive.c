@@ -30,6 +30,8 @@ static void move(struct kvfi_worker_core *core, struct kvfi_receive *receive,
     receive->state = state;
     kvfi_deadlines_cancel(&core->deadlines, &receive->deadline);
     kvfi_index_remove(&core->registration_tokens, &receive->by_token);
+    if (state == KVFI_RECEIVE_NOTICE || state == KVFI_RECEIVE_OVER)
+        kvfi_index_remove(&core->receives, &receive->by_id);
     receive->owes_drop = state == KVFI_RECEIVE_WITHDRAWN;
     kvfi_core_todo(core, &receive->work);
 }
@@ -82,8 +84,10 @@ static struct kvfi_receive *make(struct kvfi_worker_core *core,
     kvfi_list_init(&receive->of_peer);
     receive->state = step->block_count ? KVFI_RECEIVE_WAITING : KVFI_RECEIVE_NOTICE;
     core->receive_counts[receive->state]++;
-    kvfi_index_add(&core->receives, &receive->by_id, receive->request_id,
-                   strlen(receive->request_id));
+    /* A notice is nobody's to find: its engine may use the id again at once. */
+    if (receive->state == KVFI_RECEIVE_WAITING)
+        kvfi_index_add(&core->receives, &receive->by_id, receive->request_id,
+                       strlen(receive->request_id));
     kvfi_core_todo(core, &receive->work);
     return receive;
 }
@@ -110,7 +114,6 @@ static struct kvfi_receive *find(const struct kvfi_worker_core *core, struct kvf
 /* Nothing can write the blocks any more; only results are owed. */
 static void end(struct kvfi_worker_core *core, struct kvfi_receive *receive)
 {
-    kvfi_index_remove(&core->receives, &receive->by_id);
     kvfi_list_remove(&receive->of_peer);
     kvfi_tombstones_put(&core->tombstones, receive->tombstone, core->now_ns);
     receive->tombstone = NULL;
@@ -188,7 +191,9 @@ enum kvf_status kvfi_receive_register(struct kvfi_worker_core *core,
     if (!fault) {
         receive->peer = peer;
         kvfi_list_append(&peer->receives, &receive->of_peer);
-        receive->expected = step->remote.pp_size * step->remote.tp_size;
+        /* Facts section 3.4: each pp stage, and each of prefill's ranks that writes to this one. */
+        uint32_t ratio = step->remote.tp_size / core->config.tp_size;
+        receive->expected = step->remote.pp_size * (ratio > 1 ? ratio : 1);
         if (kvfi_peer_want(core, peer) != KVFI_PEER_REFUSED)
             return KVF_OK;
         fault = peer->last_reason;

@@ -49,6 +49,12 @@ static size_t count_all(const struct kvfi_worker_core *core)
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
+/* How many ids are kept of it; one of several groups is refused. */
+static size_t block_count_of(const struct kvfi_push_reg *message)
+{
+    return message->group_count == 1 ? message->groups[0].count : 0;
+}
+
 /* PENDING, with its peer, not in the table. NULL when memory is short. */
 static struct kvfi_registration *make(struct kvfi_worker_core *core,
                                       const struct kvfi_push_reg *message, const char *sender,
@@ -56,7 +62,7 @@ static struct kvfi_registration *make(struct kvfi_worker_core *core,
 {
     if (kvfi_deadlines_reserve(&core->deadlines) != KVF_OK)
         return NULL;
-    size_t count = message->group_count == 1 ? message->groups[0].count : 0;
+    size_t count = block_count_of(message);
     size_t id_size = strlen(message->request_id) + 1;
     size_t transfer_id_size = message->transfer_id ? strlen(message->transfer_id) + 1 : 0;
     size_t sender_size = strlen(sender) + 1;
@@ -93,6 +99,7 @@ static struct kvfi_registration *make(struct kvfi_worker_core *core,
     kvfi_list_append(&peer->registrations, &registration->of_peer);
     kvfi_party_set(&registration->party, text, message->transfer_id ? text + id_size : NULL);
     core->registration_counts[KVFI_REGISTRATION_PENDING]++;
+    core->registration_block_count += count;
     return registration;
 }
 
@@ -104,6 +111,7 @@ void kvfi_registration_free(struct kvfi_worker_core *core, struct kvfi_registrat
     kvfi_deadlines_release(&core->deadlines, &registration->timeout);
     kvfi_tombstone_discard(core->allocator, registration->tombstone);
     core->registration_counts[registration->state]--;
+    core->registration_block_count -= registration->block_count;
     kvfi_wire_free(core->allocator, registration);
 }
 
@@ -291,6 +299,16 @@ static bool text_fits(const char *text, size_t len_max)
     return text && text[0] != '\0' && strlen(text) <= len_max;
 }
 
+/* Whether so many wait under the message's base id or transfer id that the walks which matching
+ * makes along them would take long. */
+static bool is_crowded(const struct kvfi_worker_core *core, const struct kvfi_push_reg *message)
+{
+    struct kvfi_party key;
+    kvfi_party_set(&key, message->request_id, message->transfer_id);
+    return kvfi_party_count(&core->registrations, &key, KVFI_REGISTRATION_NAMESAKES_MAX) >=
+           KVFI_REGISTRATION_NAMESAKES_MAX;
+}
+
 /* NULL, or what is wrong with it before anything is kept. */
 static const char *message_fault(const struct kvfi_worker_core *core,
                                  const struct kvfi_push_reg *message)
@@ -309,8 +327,11 @@ static const char *message_fault(const struct kvfi_worker_core *core,
         return "it is meant for another engine";
     if (message->transfer_id && strlen(message->transfer_id) > KVF_REQUEST_ID_LEN_MAX)
         return "transfer_id is too long";
-    if (count_all(core) >= core->registration_count_max)
+    if (count_all(core) >= core->registration_count_max ||
+        block_count_of(message) > KVFI_REGISTRATION_BLOCKS_MAX - core->registration_block_count)
         return "too many registrations";
+    if (is_crowded(core, message))
+        return "too many registrations for one request";
     return NULL;
 }
 

@@ -240,6 +240,23 @@ static void test_prefill_restarts_at_once(void **state)
     tells(w, "d tells its engine RECEIVED b-0-bbbbbbbb");
 }
 
+static void test_prefill_dies_and_its_name_does_not_resolve(void **state)
+{
+    struct w_world *w = *state;
+    w_decode_start(w, D_ID, NULL, 16, 0);
+    w_run(w, 10 * W_MS);
+    w_kill(w, W_P);
+    w->side_channel_status = KVF_ESYSTEM; /* that says little about the process */
+    w_tell_lost(w, W_D);
+    w_run(w, 20 * W_S);
+    never(w, "RELEASED");
+    w_run(w, 120 * W_S); /* but not for ever */
+    tells(w, "d tells its engine RELEASED " D_ID);
+    assert_int_equal(times(w, "d asks p"), 1 + 8);
+    w_decode_end(w, D_ID);
+    clean(w);
+}
+
 static void test_only_the_connection_breaks(void **state) /* B36 */
 {
     struct w_world *w = *state;
@@ -536,6 +553,7 @@ int main(void)
         T(test_strangers_messages),
         T(test_prefill_dies_before_it_finishes),
         T(test_prefill_restarts_at_once),
+        T(test_prefill_dies_and_its_name_does_not_resolve),
         T(test_only_the_connection_breaks),
         T(test_decode_restarts),
         T(test_decode_restarts_while_the_write_is_deferred),

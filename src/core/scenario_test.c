@@ -366,6 +366,21 @@ static void test_decode_is_rejected_before_admission(void **state) /* B12 */
     clean(w);
 }
 
+static void test_decode_uses_an_id_again_at_once(void **state)
+{
+    struct w_world *w = *state;
+    w_decode_start(w, D_ID, NULL, 16, 0);
+    w_decode_end(w, D_ID); /* what is left of it waits for the handshake to tell prefill */
+    w_find(w, W_D, D_ID)->used = false;
+    w_decode_start(w, D_ID, NULL, 16, 0);
+    assert_int_equal(w_usage(w, W_D).receives, 2);
+    w_run(w, 20 * W_MS);
+    /* Prefill has heard that this id is withdrawn. The second one fails, and does not hang. */
+    tells(w, "d tells its engine FAILED " D_ID " (prefill will not deliver");
+    w_decode_end(w, D_ID);
+    clean(w);
+}
+
 /* ---- leases --------------------------------------------------------------------------------- */
 
 static void test_lease_ends_unread(void **state) /* B14: nobody makes a step */
@@ -486,6 +501,7 @@ int main(void)
         T(test_decode_aborts_while_the_write_is_deferred),
         T(test_decode_aborts_during_the_write),
         T(test_decode_is_rejected_before_admission),
+        T(test_decode_uses_an_id_again_at_once),
         T(test_lease_ends_unread),
         T(test_lease_ends_during_the_write),
         T(test_lease_ends_while_deferred),

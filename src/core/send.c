@@ -194,6 +194,7 @@ enum kvf_status kvfi_send_stage(struct kvfi_worker_core *core,
     uint64_t deadline_ns = local_deadline(core, finished->deadline_ns, clock_ns);
     if (!blocks_exist(send->block_ids, send->block_count, core->block_count_min)) {
         kvfi_send_end(core, send, KVF_EINVAL, "a block id of the engine is out of range");
+        kvfi_registration_refuse_for(core, &send->party, send->reason, effects);
         return KVF_OK;
     }
     kvfi_deadlines_set(&core->deadlines, &send->lease, deadline_ns);
@@ -276,6 +277,8 @@ void kvfi_send_on_deadline(struct kvfi_worker_core *core, struct kvfi_send *send
                                    : "lease ended, no registration came");
         if (registration)
             kvfi_registration_refuse(core, registration, effects, "prefill's lease ended");
+        /* Blocks that were staged too late have not been matched with what waited for them. */
+        kvfi_registration_refuse_for(core, &send->party, "prefill's lease ended", effects);
         return;
     case KVFI_SEND_SCHEDULED:
     case KVFI_SEND_OVER:

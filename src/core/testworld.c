@@ -334,6 +334,7 @@ struct w_world *w_create(void (*tweak)(struct kvf_kv_config *config, enum w_side
     w->wire_ns = W_MS;
     w->write_ns = 5 * W_MS;
     w->handshake_ns = 2 * W_MS;
+    w->side_channel_status = KVF_ETIMEDOUT;
     for (int side = 0; side < W_SIDES; side++) {
         struct kvf_kv_config config = KVF_KV_CONFIG_INIT;
         config.engine_id = side == W_P ? "pre" : "dec";

@@ -189,7 +189,7 @@ static void ask(struct w_world *w, struct w_engine *e, const struct kvfi_effect 
     struct w_flying *f =
         w_int_fly(w, W_REPLY, dead ? effect->handshake.timeout_ns : w->handshake_ns, e->side);
     f->id = effect->handshake.handshake_id;
-    f->status = dead ? KVF_ETIMEDOUT : KVF_OK;
+    f->status = dead ? w->side_channel_status : KVF_OK;
     if (dead)
         return;
     struct kvfi_buf blob;
