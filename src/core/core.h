@@ -29,7 +29,7 @@
 #define KVFI_PEER_COUNT_MAX             4096
 #define KVFI_PEER_FORGET_NS             60000000000ull /* an unused peer's state is kept this long */
 #define KVFI_BACKOFF_MAX_NS             60000000000ull
-#define KVFI_PEER_UNREACHABLE_FAILURES  8             /* in a row: it is taken for gone */
+#define KVFI_PEER_UNREACHABLE_FAILURES  8 /* unanswered in a row: it is taken for gone */
 #define KVFI_PEER_PROVEN_NS             5000000000ull /* a connection that lasts so long is a good one */
 #define KVFI_REGISTRATION_BLOCKS_MAX    ((size_t)1 << 24) /* ids of all of them together */
 #define KVFI_REGISTRATION_NAMESAKES_MAX 64            /* under one base id, or one transfer id */
@@ -109,8 +109,9 @@ struct kvfi_peer {
     struct kvf_peer_id drop_id; /* owed: DROP_PEER of this id (0: none) */
     bool owes_handshake;
     bool owes_load;
-    bool absent;       /* after a loss: nobody, or somebody else, answered for it */
-    unsigned failures; /* in a row */
+    bool absent;         /* after a loss: nobody, or somebody else, answered for it */
+    unsigned failures;   /* in a row */
+    unsigned unanswered; /* those of them, in a row, that got no good answer */
     uint64_t connected_ns;
     unsigned early_losses; /* connections in a row that broke before KVFI_PEER_PROVEN_NS */
     uint64_t not_before_ns;

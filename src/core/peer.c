@@ -140,12 +140,15 @@ static uint64_t backoff_ns(unsigned failures)
 /*
  * Whether this end of an attempt says that the agent we knew is gone: silence, or an answer that is
  * not its own (a process never changes its answer). Want of memory here, for one, says nothing;
- * but after many attempts (a minute of them) it is given up whatever the reason, because nobody
- * waits for ever (P2).
+ * but after many attempts (a minute of them) without an answer it is given up whatever the reason,
+ * because nobody waits for ever (P2). One that answers lives and may write, whatever comes after
+ * the answer (P1).
  */
 static bool shows_absence(const struct kvfi_peer *peer, enum kvf_status status)
 {
-    return peer->state == KVFI_PEER_HANDSHAKING &&
+    if (peer->state != KVFI_PEER_HANDSHAKING)
+        return false;
+    return peer->unanswered + 1 >= KVFI_PEER_UNREACHABLE_FAILURES ||
            (status == KVF_ETIMEDOUT || status == KVF_EDISCONNECTED || status == KVF_EMISMATCH ||
             status == KVF_EFORMAT || status == KVF_ENOTSUP);
 }
@@ -153,14 +156,14 @@ static bool shows_absence(const struct kvfi_peer *peer, enum kvf_status status)
 static void fail(struct kvfi_worker_core *core, struct kvfi_peer *peer, enum kvf_status status,
                  const char *reason, struct kvfi_effects *effects)
 {
-    bool absent_by_this = shows_absence(peer, status);
+    peer->absent = peer->absent || shows_absence(peer, status);
+    if (peer->state == KVFI_PEER_HANDSHAKING)
+        peer->unanswered++;
     kvfi_index_remove(&core->peers_by_handshake, &peer->by_handshake);
     kvfi_index_remove(&core->peers_by_agent_name, &peer->by_agent_name);
     peer->owes_handshake = false;
     peer->owes_load = false;
     peer->failures++;
-    peer->absent =
-        peer->absent || absent_by_this || peer->failures >= KVFI_PEER_UNREACHABLE_FAILURES;
     unsigned in_a_row = peer->failures > peer->early_losses ? peer->failures : peer->early_losses;
     peer->not_before_ns = kvfi_ns_add(core->now_ns, backoff_ns(in_a_row));
     peer->last_status = status;
@@ -274,6 +277,8 @@ void kvfi_peer_on_reply(struct kvfi_worker_core *core, const struct kvfi_event *
         return;
     }
     take_offer(core, peer, &offer);
+    peer->absent = false;
+    peer->unanswered = 0;
     move(core, peer, KVFI_PEER_LOADING);
     peer->owes_load = true;
     kvfi_core_todo(core, &peer->work);
@@ -311,7 +316,6 @@ enum kvf_status kvfi_peer_on_loaded(struct kvfi_worker_core *core, const struct 
     kvfi_index_add(&core->peers_by_id, &peer->by_id, &peer->id.value, sizeof(peer->id.value));
     peer->connected_ns = core->now_ns;
     peer->failures = 0;
-    peer->absent = false;
     move(core, peer, KVFI_PEER_CONNECTED);
     kvfi_core_count(core, KVF_COUNTER_handshakes);
     kvfi_emit_record(

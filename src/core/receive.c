@@ -167,8 +167,7 @@ enum kvf_status kvfi_receive_register(struct kvfi_worker_core *core,
                                       const struct kvf_step_registration *step,
                                       struct kvfi_effects *effects)
 {
-    struct kvfi_receive *old = find(core, kvfi_span_str(step->request_id));
-    if (old && old->state != KVFI_RECEIVE_NOTICE)
+    if (find(core, kvfi_span_str(step->request_id)))
         return KVF_OK; /* the scheduler does not do that; the first stays intact (bug B05) */
     struct kvfi_peer *peer = NULL;
     enum kvf_status status =
@@ -178,10 +177,6 @@ enum kvf_status kvfi_receive_register(struct kvfi_worker_core *core,
     struct kvfi_receive *receive = make(core, step);
     if (!receive)
         return KVF_ENOMEM;
-    /* The engine uses the id again. What prefill was to be told of the old request would hit the
-     * new one. */
-    if (old)
-        end(core, old);
     enum kvf_status fault_status = KVF_OK;
     const char *fault = step_fault(core, step, &fault_status);
     if (!peer) {

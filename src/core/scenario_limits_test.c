@@ -40,24 +40,6 @@ static void inject_from(struct w_world *w, const char *sender, struct kvfi_push_
 
 /* ---- ids used again ------------------------------------------------------------------------- */
 
-static void test_id_comes_again_while_its_withdrawal_waits(void **state)
-{
-    struct w_world *w = *state;
-    w->handshake_ns = 20 * W_MS;
-    w_prefill_start(w, P_ID, NULL, 16);
-    w_decode_start(w, D_ID, NULL, 16, 0);
-    w_decode_end(w, D_ID); /* prefill is to be told, once there is a connection */
-    tells(w, "d tells its engine FAILED " D_ID " (withdrawn by the engine)");
-    w_find(w, W_D, D_ID)->used = false;
-    w_decode_start(w, D_ID, NULL, 16, 0); /* an engine without random tails: the client again */
-    w_prefill_finish(w, P_ID);
-    w_run(w, 60 * W_MS);
-    never(w, "PUSH_DROP"); /* it would hit the new request */
-    tells(w, "d tells its engine RECEIVED " D_ID);
-    w_decode_end(w, D_ID);
-    clean(w);
-}
-
 static void test_two_decode_engines_use_one_id(void **state) /* B05 */
 {
     struct w_world *w = *state;
@@ -144,6 +126,27 @@ static void test_receives_survive_a_peer_in_back_off(void **state)
     clean(w);
 }
 
+static void test_live_prefill_that_cannot_be_loaded(void **state) /* P1 */
+{
+    struct w_world *w = *state;
+    w_prefill_start(w, P_ID, NULL, 16);
+    w_decode_start(w, D_ID, NULL, 16, 0);
+    w_run(w, 10 * W_MS);
+    /* Each handshake shows that the same prefill lives; only our way to it is broken. */
+    w->load_status[W_D] = KVF_ETRANSPORT;
+    w_tell_lost(w, W_D);
+    w_run(w, 5 * W_MS);
+    w_decode_end(w, D_ID);
+    w_run(w, 95 * W_S);
+    never(w, "RELEASED");
+    w_prefill_finish(w, P_ID); /* its way to us is not */
+    w_run(w, 10 * W_MS);
+    tells(w, "p posts a WRITE of " P_ID);
+    tells(w, "d tells its engine RELEASED " D_ID);
+    w->load_status[W_D] = KVF_OK;
+    clean(w);
+}
+
 /* ---- too much ------------------------------------------------------------------------------- */
 
 static void test_crowd_under_one_base_id(void **state)
@@ -207,11 +210,11 @@ static void test_block_ids_are_bounded_in_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_id_comes_again_while_its_withdrawal_waits),
         T(test_two_decode_engines_use_one_id),
         T(test_lease_is_over_before_the_blocks_are_staged),
         T(test_connection_breaks_again_and_again),
         T(test_receives_survive_a_peer_in_back_off),
+        T(test_live_prefill_that_cannot_be_loaded),
         T(test_crowd_under_one_base_id),
         T(test_crowd_under_one_transfer_id),
         T(test_block_ids_are_bounded_in_all),

@@ -444,6 +444,7 @@ static void arrive(struct w_world *w, struct w_flying *f)
     case W_LOADED:
         event.kind = KVFI_EVENT_PEER_LOADED;
         event.peer_loaded.handshake_id = f->id;
+        event.peer_loaded.status = f->status;
         event.peer_loaded.peer.value = f->token;
         break;
     case W_LOST:

@@ -113,15 +113,16 @@ struct w_world {
     uint64_t seed;
 
     /* settings */
-    uint64_t wire_ns;                    /* a notification */
-    uint64_t write_ns;                   /* a WRITE from post to done */
-    uint64_t handshake_ns;               /* the side channel */
-    bool side_channel_dead[W_SIDES];     /* handshakes with that side get no answer */
-    enum kvf_status side_channel_status; /* how such a handshake ends */
-    enum kvf_status write_status;        /* of the next WRITEs; KVF_OK by default */
-    enum kvf_status send_status;         /* KVF_OK, or how each PUSH_REG fails */
-    bool no_caps;                        /* peers look like vLLM: no PUSH_FAIL, no PUSH_DROP */
-    unsigned oom;                        /* > 0: one in so many allocations of a core fails */
+    uint64_t wire_ns;                     /* a notification */
+    uint64_t write_ns;                    /* a WRITE from post to done */
+    uint64_t handshake_ns;                /* the side channel */
+    bool side_channel_dead[W_SIDES];      /* handshakes with that side get no answer */
+    enum kvf_status side_channel_status;  /* how such a handshake ends */
+    enum kvf_status write_status;         /* of the next WRITEs; KVF_OK by default */
+    enum kvf_status load_status[W_SIDES]; /* what the agent there says to each LOAD_PEER */
+    enum kvf_status send_status;          /* KVF_OK, or how each PUSH_REG fails */
+    bool no_caps;                         /* peers look like vLLM: no PUSH_FAIL, no PUSH_DROP */
+    unsigned oom;                         /* > 0: one in so many allocations of a core fails */
     w_network_fn network;
 
     char trace[65536];

@@ -170,6 +170,12 @@ static void load_peer(struct w_world *w, struct w_engine *e, const struct kvfi_e
     enum w_side side = md.agent.data[0] == 'p' ? W_P : W_D;
     unsigned start = (unsigned)(md.agent.data[1] - '0') * 10 + (unsigned)(md.agent.data[2] - '0');
     kvfi_nixl_metadata_free(&md);
+    if (w->load_status[e->side] != KVF_OK) {
+        struct w_flying *refusal = w_int_fly(w, W_LOADED, 0, e->side);
+        refusal->id = effect->load_peer.handshake_id;
+        refusal->status = w->load_status[e->side];
+        return;
+    }
     MUST(e->peer_count < W_PEER_MAX);
     size_t at = e->peer_count++;
     e->peers[at].side = side;
