@@ -124,16 +124,19 @@ enum kvf_status kvfi_region_set_add(struct kvfi_region_set *set, struct kvfi_reg
     if (count == 0)
         return KVF_OK;
     KVF_TRY(reserve(set, set->count + count));
-    memcpy(set->sorted + set->count, regions, count * sizeof(void *));
+    /* Behind the end they are not in the set yet, so that refusing them needs no undoing: taking
+     * them out again one by one would let a peer that lists a million twins stop its reader. */
+    struct kvfi_region **added = set->sorted + set->count;
+    memcpy(added, regions, count * sizeof(void *));
+    qsort(added, count, sizeof(void *), compare_slots);
+    for (size_t i = 0; i < count; i++) {
+        const struct kvfi_region *here = added[i];
+        if ((i > 0 && compare(added[i - 1], here) == 0) ||
+            kvfi_region_set_exact(set, here->kind, here->device_id, here->addr, here->length))
+            return KVF_EEXIST;
+    }
     set->count += count;
     qsort(set->sorted, set->count, sizeof(void *), compare_slots);
-    for (size_t i = 1; i < set->count; i++) {
-        if (compare(set->sorted[i - 1], set->sorted[i]) != 0)
-            continue;
-        for (size_t j = 0; j < count; j++)
-            kvfi_region_set_remove(set, regions[j]);
-        return KVF_EEXIST;
-    }
     compute_reach(set);
     return KVF_OK;
 }

@@ -104,12 +104,39 @@ static void last_addresses(void **state)
     kvfi_region_set_deinit(&set);
 }
 
+/* A peer may list a million regions, and each of them twice. That must cost no more than good ones:
+ * the test ends at once, or by the runner's limit. */
+static void many_twins_are_refused_at_once(void **state)
+{
+    enum { TWINS = 200000 };
+    struct kvfi_region *regions = calloc(2 * (size_t)TWINS, sizeof(*regions));
+    struct kvfi_region **pointers = calloc(2 * (size_t)TWINS, sizeof(struct kvfi_region *));
+    assert_true(regions && pointers);
+    for (size_t i = 0; i < 2 * (size_t)TWINS; i++) {
+        regions[i] = (struct kvfi_region){.addr = 16 * (i / 2), .length = 8};
+        pointers[i] = &regions[i];
+    }
+    struct kvfi_region first = {.addr = 1, .length = 1};
+    struct kvfi_region *firsts[] = {&first};
+    struct kvfi_region_set set;
+    kvfi_region_set_init(&set, NULL);
+    assert_int_equal(kvfi_region_set_add(&set, firsts, 1), KVF_OK);
+    assert_int_equal(kvfi_region_set_add(&set, pointers, 2 * (size_t)TWINS), KVF_EEXIST);
+    assert_int_equal(set.count, 1);
+    assert_ptr_equal(kvfi_region_set_cover(&set, KVF_MEMORY_DRAM, 0, 1), &first);
+    assert_null(kvfi_region_set_cover(&set, KVF_MEMORY_DRAM, 0, 16));
+    kvfi_region_set_deinit(&set);
+    free(pointers);
+    free(regions);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cover_is_complete),
         cmocka_unit_test(add_is_all_or_nothing),
         cmocka_unit_test(last_addresses),
+        cmocka_unit_test(many_twins_are_refused_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
