@@ -73,6 +73,8 @@ static int refusal_http_status(enum kvf_status status)
 {
     if (status == KVF_ENOTFOUND)
         return 404;
+    if (status == KVF_EEXIST)
+        return 409;
     bool ours = status == KVF_ENOMEM || status == KVF_ESYSTEM || status == KVF_ECLOSED ||
                 status == KVF_AGAIN || status == KVF_EINTERNAL;
     return ours ? 503 : 400;

@@ -29,6 +29,13 @@ struct engine_request *engine_request_create(const struct engine_request_spec *s
     request->user = spec->user;
     request->remote_prefill = spec->transfer && spec->transfer->do_remote_prefill;
     request->remote_decode = spec->transfer && spec->transfer->do_remote_decode;
+    if (spec->transfer && spec->transfer->transfer_id) {
+        request->transfer_id = strdup(spec->transfer->transfer_id);
+        if (!request->transfer_id) {
+            engine_request_destroy(request);
+            return NULL;
+        }
+    }
     return request;
 }
 
@@ -37,6 +44,7 @@ void engine_request_destroy(struct engine_request *request)
     if (!request)
         return;
     free(request->id);
+    free(request->transfer_id);
     free(request->tokens);
     free(request->blocks.ids);
     free(request->quarantine.ids);

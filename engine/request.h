@@ -65,6 +65,7 @@ struct engine_request {
     bool prefill_done;
     bool remote_decode;
     bool remote_prefill;
+    char *transfer_id; /* NULL: none */
 
     struct engine_block_list blocks;     /* capacity for the longest sequence, taken at creation */
     struct engine_block_list quarantine; /* of a failed receive, may still be written */

@@ -136,6 +136,45 @@ void engine_cache_blocks(struct engine_scheduler *scheduler, struct engine_reque
 
 /* ---- entering ------------------------------------------------------------------------------- */
 
+/* The part of an id that both engines share: without "-" and 8 hex digits at its end. */
+static size_t base_len(const char *id)
+{
+    size_t len = strlen(id);
+    if (len < 9 || id[len - 9] != '-' || strspn(id + len - 8, "0123456789abcdefABCDEF") != 8)
+        return len;
+    return len - 9;
+}
+
+/* Whether peers could take one leg for the other: by the transfer id, or by the base id where not
+ * both have a transfer id. */
+static bool is_namesake(const struct engine_request *request,
+                        const struct engine_request_spec *spec)
+{
+    if (!request->remote_prefill && !request->remote_decode)
+        return false;
+    const char *transfer_id = spec->transfer->transfer_id;
+    if (request->transfer_id && transfer_id)
+        return strcmp(request->transfer_id, transfer_id) == 0;
+    size_t len = base_len(spec->id);
+    return len > 0 && len == base_len(request->id) && memcmp(request->id, spec->id, len) == 0;
+}
+
+/* A second leg of the same name would get the first one's blocks, or its peer (bug B05). */
+static enum kvf_status check_name(const struct engine_scheduler *scheduler,
+                                  const struct engine_request_spec *spec, struct kvf_error *error)
+{
+    if (!spec->transfer ||
+        (!spec->transfer->do_remote_prefill && !spec->transfer->do_remote_decode))
+        return KVF_OK;
+    for (const struct engine_request *r = scheduler->by_id; r; r = r->hh.next)
+        if (is_namesake(r, spec))
+            return kvf_fail(error, KVF_EEXIST,
+                            "request %.128s is under way, or its blocks wait to be fetched; a "
+                            "transfer needs an X-Request-Id of its own or another transfer_id",
+                            r->id);
+    return KVF_OK;
+}
+
 static enum kvf_status check_spec(const struct engine_scheduler *scheduler,
                                   const struct engine_request_spec *spec, struct kvf_error *error)
 {
@@ -153,7 +192,7 @@ static enum kvf_status check_spec(const struct engine_scheduler *scheduler,
     HASH_FIND_STR(scheduler->by_id, spec->id, same);
     if (same)
         return kvf_fail(error, KVF_EEXIST, "request id %.128s is in use", spec->id);
-    return KVF_OK;
+    return check_name(scheduler, spec, error);
 }
 
 /* NOLINTNEXTLINE(readability-function-size): it is one macro of uthash. */

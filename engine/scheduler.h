@@ -89,8 +89,8 @@ KVF_MUST_USE enum kvf_status engine_scheduler_create(const struct engine_schedul
 void engine_scheduler_destroy(struct engine_scheduler *scheduler);
 
 /* Takes a request in; the spec is borrowed. On failure nothing is reported to the sink:
- * KVF_ELIMIT (too long for this engine), KVF_EEXIST (id in use), KVF_ENOMEM, and what the
- * connector refuses. */
+ * KVF_ELIMIT (too long for this engine), KVF_EEXIST (id in use, or a leg that peers could not tell
+ * from another one), KVF_ENOMEM, and what the connector refuses. */
 KVF_MUST_USE enum kvf_status engine_scheduler_add(struct engine_scheduler *scheduler,
                                                   uint64_t now_ns,
                                                   const struct engine_request_spec *spec,

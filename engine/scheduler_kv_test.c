@@ -4,6 +4,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -416,6 +417,72 @@ static void test_random_traffic(void **state)
     }
 }
 
+static struct world_request *named(struct world_request *request, const char *id,
+                                   const char *transfer_id)
+{
+    (void)snprintf(request->id, sizeof(request->id), "%s", id);
+    request->transfer.transfer_id = transfer_id;
+    return request;
+}
+
+/* Two legs that peers could not tell apart would get each other's blocks (bug B05). */
+static void test_one_leg_for_each_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *id;
+        const char *transfer_id;
+        enum kvf_status status;
+    } second[] = {
+        {"cmpl-a-0-00000002", NULL, KVF_EEXIST}, {"cmpl-a-0-00000002", "u", KVF_OK},
+        {"cmpl-a-0-00000002", "t", KVF_EEXIST},  {"cmpl-b-0-00000002", "t", KVF_EEXIST},
+        {"cmpl-b-0-00000002", "u", KVF_OK},      {"cmpl-a-1-00000002", NULL, KVF_OK},
+        {"cmpl-a-0", NULL, KVF_EEXIST},
+    };
+    for (size_t i = 0; i < sizeof(second) / sizeof(second[0]); i++) {
+        struct world *world = open_world(&ROOMY);
+        struct world_request *first = named(prefill_leg(world, 1, 9, 1), "cmpl-a-0-00000001",
+                                            second[i].transfer_id ? "t" : NULL);
+        world_submit(world, first);
+        world_run(world);
+        assert_int_equal(1, USAGE(world, held)); /* ended, and still somebody's to fetch */
+        struct world_request *other =
+            named(prefill_leg(world, 2, 9, 1), second[i].id, second[i].transfer_id);
+        assert_int_equal(second[i].status, world_offer(world, other));
+        world_run(world);
+        world_result(world, first, KVF_RESULT_SENT, true);
+        if (other->finished)
+            world_result(world, other, KVF_RESULT_SENT, true);
+        /* Free again. */
+        struct world_request *again =
+            named(prefill_leg(world, 3, 9, 1), "cmpl-a-0-00000003", first->transfer.transfer_id);
+        world_submit(world, again);
+        world_run(world);
+        world_result(world, again, KVF_RESULT_SENT, true);
+        close_world(world);
+    }
+}
+
+/* A name that only one of the two gives as a transfer id is taken; one without a leg is not. */
+static void test_names_of_mixed_requests(void **state)
+{
+    (void)state;
+    struct world *world = open_world(&ROOMY);
+    struct world_request *first = named(decode_leg(world, 1, 9, 1), "cmpl-a-0-00000001", "t");
+    world_submit(world, first);
+    assert_int_equal(KVF_EEXIST, world_offer(world, named(decode_leg(world, 2, 9, 1),
+                                                          "cmpl-a-0-00000002", NULL)));
+    struct world_request *plain = named(world_request(world, 3, 9, 1), "cmpl-a-0-00000003", NULL);
+    world_submit(world, plain);
+    (void)world_step(world);
+    world_write(world, first);
+    world_result(world, first, KVF_RESULT_RECEIVED, true);
+    world_run(world);
+    world_check(world, first);
+    world_check(world, plain);
+    close_world(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -429,6 +496,8 @@ int main(void)
         cmocka_unit_test(test_prefill_holds_its_blocks),
         cmocka_unit_test(test_prefill_offers_the_prompt),
         cmocka_unit_test(test_which_ends_hand_over),
+        cmocka_unit_test(test_one_leg_for_each_name),
+        cmocka_unit_test(test_names_of_mixed_requests),
         cmocka_unit_test(test_random_traffic),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

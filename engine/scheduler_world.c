@@ -250,7 +250,7 @@ struct world_request *world_request(struct world *world, uint32_t text_seed, uin
     return request;
 }
 
-void world_submit(struct world *world, struct world_request *request)
+enum kvf_status world_offer(struct world *world, struct world_request *request)
 {
     const struct engine_request_spec spec = {
         .id = request->id,
@@ -263,7 +263,12 @@ void world_submit(struct world *world, struct world_request *request)
         .transfer = request->has_transfer ? &request->transfer : NULL,
         .user = request,
     };
-    assert_int_equal(KVF_OK, engine_scheduler_add(world->scheduler, world->now_ns, &spec, NULL));
+    return engine_scheduler_add(world->scheduler, world->now_ns, &spec, NULL);
+}
+
+void world_submit(struct world *world, struct world_request *request)
+{
+    assert_int_equal(KVF_OK, world_offer(world, request));
 }
 
 bool world_step(struct world *world)

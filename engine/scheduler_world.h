@@ -78,6 +78,8 @@ void world_close(struct world *world);
 /* A request with `count` tokens derived from `text_seed`; not submitted yet. */
 struct world_request *world_request(struct world *world, uint32_t text_seed, uint32_t count,
                                     uint32_t max_tokens);
+/* What the scheduler answers to it. */
+enum kvf_status world_offer(struct world *world, struct world_request *request);
 void world_submit(struct world *world, struct world_request *request);
 /* One turn; asserts that the scheduler is consistent. False when nothing ran. */
 bool world_step(struct world *world);

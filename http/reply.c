@@ -156,6 +156,8 @@ static const char *usual_type(int http_status)
         return "NotFoundError";
     case 408:
         return "RequestTimeoutError";
+    case 409:
+        return "ConflictError";
     case 429:
         return "RateLimitError";
     case 502:
