@@ -10,11 +10,14 @@ import threading
 import time
 
 import rig
-from answers import Prompt, ask, random_source, tiny_prompts
+from answers import Prompt, ask, content, random_source, tiny_prompts
 from rig import Stream, post, wait_until
 
 CLIENT_S = 10  # a client has its answer or its error this long after the kill
 LEASE_S = 3
+# Over TCP a put is emulated: the target writes and answers. Until 1.19 UCX aborts the target when the
+# answer finds the initiator dead, whatever we do; nothing of ours is on that path.
+PUT_TARGET_SURVIVES = (1, 20)
 
 
 class Client(threading.Thread):
@@ -25,27 +28,30 @@ class Client(threading.Thread):
         self.url = url
         self.prompt = prompt
         self.outcome = None
+        self.ended = None
         self.first_chunk = threading.Event()
-        self.text = ""
+        self.tokens = []
         self.start()
 
     def run(self):
+        outcome = self.ask()
+        self.ended = time.monotonic()
+        self.outcome = outcome
+
+    def ask(self):
         try:
             with Stream(self.url, self.prompt.path, self.prompt.body) as stream:
                 if stream.status != 200:
-                    self.outcome = "error", "HTTP %d %s" % (stream.status, stream.answer.read()[:300])
-                    return
+                    return "error", "HTTP %d %s" % (stream.status, stream.answer.read().decode())
                 for event in stream.events():
                     if "error" in event:
-                        self.outcome = "error", event["error"]
-                        return
-                    self.text += "".join(c["text"] for c in event["choices"])
+                        return "error", event["error"]["message"]
+                    for choice in event["choices"]:
+                        self.tokens += choice["token_ids"]
                     self.first_chunk.set()
-                self.outcome = ("answer", self.text) if stream.done else ("error", "cut short")
+                return ("answer", self.tokens) if stream.done else ("error", "cut short")
         except (OSError, http.client.HTTPException) as error:
-            self.outcome = "error", repr(error)
-        finally:
-            self.ended = time.monotonic()
+            return "error", repr(error)
 
 
 def long_prompt(rng, max_tokens):
@@ -53,10 +59,15 @@ def long_prompt(rng, max_tokens):
     return Prompt("/v1/completions", {"prompt": ids, "max_tokens": max_tokens, "ignore_eos": True})
 
 
-class Kill(rig.Case):
+class Stages(rig.Case):
+    """One prefill, one decode, a proxy; how to reach each stage, and what is true after a kill."""
+
+    TRANSPORTS = "tcp"  # a WRITE needs the cooperation of the other side
+
     def setUp(self):
         super().setUp()
-        self.rig.env["UCX_TLS"] = "tcp"  # else a WRITE needs no cooperation of the other side
+        if self.TRANSPORTS:
+            self.rig.env["UCX_TLS"] = self.TRANSPORTS
         self.rng = random_source(self.id())
         # 24 layers: 1,500 tokens are 9 MB of cache, more than the sockets' buffers hold.
         options = {"model": self.rig.model(layers=24), "lease": LEASE_S,
@@ -111,6 +122,11 @@ class Kill(rig.Case):
 
     def during_write(self):
         """Decode stops between its registration, which prefill has, and the WRITE."""
+        version = rig.ucx_version(self.decode.pid)
+        if self.victim == "prefill" and version < PUT_TARGET_SURVIVES:
+            self.skipTest("UCX %s ends a process that receives an emulated put of a dead peer "
+                          "(\"Fatal: unexpected error: Endpoint timeout\"); 1.20 does not"
+                          % ".".join(map(str, version)))
         for _ in range(20):
             self.mark()
             client = Client(self.proxy.url, long_prompt(self.rng, 4))
@@ -133,6 +149,7 @@ class Kill(rig.Case):
 
     def story(self, victim_name, stage):
         self.mark()
+        self.victim = victim_name
         client = stage()
         victim = getattr(self, victim_name)
         victim.kill()
@@ -142,8 +159,11 @@ class Kill(rig.Case):
             server.resume()
         wait_until("the client has an answer or an error", lambda: client.outcome, CLIENT_S + 1)
         self.assertLess(client.ended - killed, CLIENT_S)
-        print("    %s: %.100s after %.1f s" % ((client.outcome[0], client.outcome[1],
-                                               client.ended - killed)), flush=True)
+        if victim is self.prefill and stage == self.after_write:  # it is not needed any more
+            alone = ask(self.decode.url, client.prompt)
+            self.assertEqual(("answer", alone[0][0][2]), client.outcome)
+        print("    %s after %.1f s: %.150s" % (client.outcome[0], max(0, client.ended - killed),
+                                               client.outcome[1]), flush=True)
 
         for server in survivors:
             if server is not self.proxy:
@@ -166,15 +186,58 @@ class Kill(rig.Case):
         self.base.wait(self.engines(), LEASE_S + 15)
 
 
+class SecondEngine(rig.Case):
+    """Two engines of each role: the proxy goes on with those that live."""
+
+    def test_one_of_each_role_dies(self):
+        rng = random_source(self.id())
+        prefill = [self.rig.engine("prefill", lease=LEASE_S) for _ in range(2)]
+        decode = [self.rig.engine("decode", registration_timeout=8) for _ in range(2)]
+        proxy = self.rig.proxy(prefill, decode)
+        bases = [rig.Base([server]) for server in prefill + decode]
+        prompts = tiny_prompts(rng, 12, longest=300)
+        expected = [ask(prefill[0].url, prompt) for prompt in prompts]
+        for prompt, answer in zip(prompts[:4], expected):
+            self.assertEqual(answer, ask(proxy.url, prompt))
+        for dead, alive in ((prefill, bases[1]), (decode, bases[3])):
+            dead[0].kill()
+            # One request may find out that it is dead; the others must not notice.
+            errors = 0
+            for prompt, answer in zip(prompts, expected):
+                response = post(proxy.url, prompt.path, prompt.body, timeout=CLIENT_S)
+                if response.status == 200:
+                    self.assertEqual(answer, content(response))
+                else:
+                    errors += 1
+            self.assertLessEqual(errors, 1)
+            alive.wait([dead[1]], LEASE_S + 15)
+        for engines in (prefill, decode):
+            engines[0] = engines[0].restart().wait_ready()
+        for server in prefill + decode:
+            wait_until("%s is used" % server.name, lambda: ask(proxy.url, prompts[0])
+                       and server.events.find("received"), 30)
+
+
+class Kill(Stages):
+    pass
+
+
+class KillSharedMemory(Stages):
+    """The same with UCX's own choice of transports. What a WRITE needs of the other side is unknown
+    here, so no stage inside it."""
+
+    TRANSPORTS = None
+
+
 def add_cases():
-    for victim in ("prefill", "decode", "proxy"):
-        for stage in ("before_registration", "before_finish", "during_write", "after_write"):
-            def test(self, victim=victim, stage=stage):
-                self.story(victim, getattr(self, stage))
-            setattr(Kill, "test_%s_%s" % (victim, stage), test)
-
-
-add_cases()
+    stages = ("before_registration", "before_finish", "after_write")
+    for case, victims, stages in ((Kill, ("prefill", "decode", "proxy"), stages + ("during_write",)),
+                                  (KillSharedMemory, ("prefill", "decode"), stages)):
+        for victim in victims:
+            for stage in stages:
+                def test(self, victim=victim, stage=stage):
+                    self.story(victim, getattr(self, stage))
+                setattr(case, "test_%s_%s" % (victim, stage), test)
 
 
 if __name__ == "__main__":

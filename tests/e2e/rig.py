@@ -14,6 +14,7 @@ Environment (set by tests/meson.build):
   KVF_E2E_SMALL    set: smaller counts, for builds that run slowly (sanitizers)
 """
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -463,22 +464,31 @@ class Base:
                        lambda: not off_base(self.before[server.name], server), timeout, pause=0.05)
 
 
-def listening_ports(pid):
-    """TCP ports on which a process of this network namespace listens."""
+def listening(pid):
+    """(address, port) of each TCP socket on which a process listens over IPv4."""
     inodes = set()
     for fd in os.listdir("/proc/%d/fd" % pid):
         with contextlib.suppress(FileNotFoundError):
             target = os.readlink("/proc/%d/fd/%s" % (pid, fd))
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(FileNotFoundError), open("/proc/%d/net/%s" % (pid, table)) as file:
-            for line in file.readlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and fields[9] in inodes:
-                    ports.add(int(fields[1].rsplit(":", 1)[1], 16))
-    return ports
+    found = set()
+    with open("/proc/%d/net/tcp" % pid) as file:
+        for line in file.readlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                address, port = fields[1].split(":")
+                found.add((socket.inet_ntoa(struct.pack("=I", int(address, 16))), int(port, 16)))
+    return found
+
+
+def ucx_version(pid):
+    """(major, minor) of the libucp that a process has loaded."""
+    with open("/proc/%d/maps" % pid) as file:
+        path = next(line.split()[-1] for line in file if "/libucp.so" in line)
+    numbers = [ctypes.c_uint() for _ in range(3)]
+    ctypes.CDLL(path).ucp_get_version(*map(ctypes.byref, numbers))
+    return tuple(number.value for number in numbers[:2])
 
 
 def metric(server, name):
