@@ -69,6 +69,8 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_leng
     if (length > 0)
         memcpy(received->data, data, length);
     received->len = length;
+    lane->waiting_count++;
+    lane->waiting_bytes += length;
     received->event.kind = UCX_RECEIVED;
     kvfi_lane_queue_put(&lane->events, &received->event);
     return UCS_OK;

@@ -14,8 +14,10 @@
 enum {
     PROGRESS_ROUNDS_MAX = 32,
     EVENTS_PER_PROGRESS = 256,
+    WAITING_COUNT_MAX = EVENTS_PER_PROGRESS,
 };
-#define DRAIN_NS (2 * KVFI_NS_PER_S)
+#define WAITING_BYTES_MAX ((size_t)4 << 20)
+#define DRAIN_NS          (2 * KVFI_NS_PER_S)
 /* A close needs the peer to answer; one that is busy or gone is not waited for. */
 #define CLOSE_NS (500 * KVFI_NS_PER_MS)
 
@@ -218,6 +220,8 @@ static bool deliver_next(struct kvfi_lane *lane, bool with_received)
         deliver_lost(lane, event);
     } else if (kind == UCX_RECEIVED) {
         struct ucx_received *received = (struct ucx_received *)(void *)event; /* first member */
+        lane->waiting_count--;
+        lane->waiting_bytes -= received->len;
         if (with_received) {
             lane->usage.messages_delivered++;
             lane->callbacks.received(lane->callbacks.ctx, received->data, received->len);
@@ -229,10 +233,16 @@ static bool deliver_next(struct kvfi_lane *lane, bool with_received)
     return true;
 }
 
+/* Enough messages wait: the next ones stay in the transport, whose own limits slow the sender. */
+static bool is_flooded(const struct kvfi_lane *lane)
+{
+    return lane->waiting_count >= WAITING_COUNT_MAX || lane->waiting_bytes >= WAITING_BYTES_MAX;
+}
+
 static unsigned ucx_progress(struct kvfi_lane *lane)
 {
     unsigned moved = 0;
-    for (unsigned i = 0; i < PROGRESS_ROUNDS_MAX; i++) {
+    for (unsigned i = 0; i < PROGRESS_ROUNDS_MAX && !is_flooded(lane); i++) {
         unsigned step = ucp_worker_progress(lane->worker);
         if (step == 0)
             break;

@@ -72,7 +72,9 @@ struct kvfi_lane {
     struct kvfi_lane_peer *to_force;
     struct kvfi_lane_op *ops; /* submitted, not yet delivered */
     struct ucx_received *free_received;
-    size_t received_count;
+    size_t received_count; /* of them */
+    size_t waiting_count;  /* messages that arrived and are not delivered yet */
+    size_t waiting_bytes;  /* of them */
     struct kvfi_lane_usage usage;
 };
 
