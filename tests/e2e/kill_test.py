@@ -219,7 +219,7 @@ class SecondEngine(rig.Case):
 
 
 class Kill(Stages):
-    pass
+    """Over TCP."""
 
 
 class KillSharedMemory(Stages):
@@ -239,6 +239,8 @@ def add_cases():
                     self.story(victim, getattr(self, stage))
                 setattr(case, "test_%s_%s" % (victim, stage), test)
 
+
+add_cases()
 
 if __name__ == "__main__":
     rig.main()
