@@ -65,8 +65,10 @@ static void apply_or_keep(struct kvf_worker *worker, struct kvfi_event *event, c
     struct kvfi_late_event *late =
         spare ? spare : kvfi_calloc(&worker->allocator, 1, sizeof(*late));
     if (!late) {
-        /* Only a lost peer or an undelivered message: their requests end by deadline instead. */
-        KVFI_LOG_LIMITED(KVF_LOG_ERROR, "no memory for an event of the agent");
+        /* A lost peer or an undelivered message. The core needs no memory for those, and out of
+         * turn is better than never: a peer whose loss it missed would be used for ever. */
+        if (!apply(worker, event))
+            KVFI_LOG_LIMITED(KVF_LOG_ERROR, "no memory for an event of the agent");
         return;
     }
     late->event = *event;
