@@ -255,7 +255,12 @@ static uint64_t next_turn_ns(struct kvf_worker *worker)
         return 0;
     if (kvf_agent_fd(writer->agent) >= 0) {
         /* Arming is the agent's last word before the sleep: nothing may be posted after it. */
-        return kvf_agent_arm(writer->agent) == KVF_OK ? deadline_ns : 0;
+        enum kvf_status status = kvf_agent_arm(writer->agent);
+        if (status == KVF_OK)
+            return deadline_ns;
+        if (status == KVF_AGAIN)
+            return 0;
+        /* A descriptor that cannot be armed is as good as none. */
     }
     kvf_metrics_add(worker->metrics, KVF_COUNTER_fallback_polls, 1);
     uint64_t poll_ns = kvfi_clock_mono_ns() + FALLBACK_POLL_NS;
