@@ -272,7 +272,8 @@ static void sleep_without_memory(struct kvf_worker *worker)
 {
     KVFI_LOG_LIMITED(KVF_LOG_ERROR, "no memory: the worker pauses and tries again");
     struct pollfd wake = {.fd = worker->wake.fd, .events = POLLIN};
-    poll(&wake, 1, MEMORY_RETRY_MS);
+    if (poll(&wake, 1, MEMORY_RETRY_MS) > 0)
+        kvfi_wake_clear(&worker->wake); /* else the next pause would be none */
 }
 
 static void run(struct kvf_worker *worker)
