@@ -17,6 +17,7 @@ enum kvf_status engine_api_create(struct event_base *base, struct kvfi_http_serv
         .model_name = info->model_name,
         .tokenizer = info->tokenizer,
         .role = info->role,
+        .allow_remote = info->allow_remote,
         .vocab_size = info->model->vocab_size,
         .model_len_max = info->model_len_max,
     };

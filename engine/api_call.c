@@ -73,6 +73,8 @@ static int refusal_http_status(enum kvf_status status)
 {
     if (status == KVF_ENOTFOUND)
         return 404;
+    if (status == KVF_ENOTALLOWED)
+        return 403;
     if (status == KVF_EEXIST)
         return 409;
     bool ours = status == KVF_ENOMEM || status == KVF_ESYSTEM || status == KVF_ECLOSED ||
@@ -415,6 +417,7 @@ static void generate(struct engine_api *api, const struct kvfi_http_request *req
     json_decref(body);
     if (status != KVF_OK) {
         free_call(call);
+        api->remotes_refused += status == KVF_ENOTALLOWED;
         kvfi_reply_error(reply, refusal_http_status(status), NULL, "%s", error.text);
         return;
     }

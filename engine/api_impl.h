@@ -42,6 +42,7 @@ struct engine_api {
     struct engine_api_limits limits;
     struct api_call *calls;
     size_t call_count;
+    uint64_t remotes_refused; /* requests that named a host that is not allowed */
 };
 
 /* api_format.c: JSON of a response; all return a new reference, NULL when memory is short. */

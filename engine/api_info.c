@@ -191,6 +191,8 @@ static void metrics(void *ctx, const struct kvfi_http_request *request, struct k
     struct engine_text text = {0};
     print_engine(&text, labels, &snapshot.scheduler);
     print_http(&text, labels, kvfi_http_server_counters(api->server));
+    print_one(&text, labels, "kvferry:remotes_refused_total", "counter",
+              "Requests that named a host outside --allow-remote", (double)api->remotes_refused);
     print_one(&text, labels, "kvferry:engine_turns_total", "counter",
               "Turns of the engine's loop; an idle engine makes none", (double)snapshot.turns);
     size_t len = kvf_metrics_render(kv, labels, NULL, 0);

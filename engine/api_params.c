@@ -200,7 +200,7 @@ static enum kvf_status parse_transfer(const json_t *body, const struct engine_ap
     const json_t *ids = json_object_get(transfer, "prompt_token_ids");
     if (params->chat && ids && !json_is_null(ids))
         params->transfer_token_ids = ids;
-    return engine_api_transfer_parse(transfer, limits->role, &params->transfer, error);
+    return engine_api_transfer_parse(transfer, limits, &params->transfer, error);
 }
 
 static enum kvf_status check_model(const json_t *body, const struct engine_api_limits *limits,

@@ -22,6 +22,7 @@ struct engine_api_limits {
     const char *model_name;
     const struct engine_tokenizer *tokenizer; /* NULL in tests that send token ids */
     enum engine_role role;
+    const char *allow_remote; /* hosts that a decode leg may name, comma-separated; NULL: any */
     uint32_t vocab_size;
     uint32_t model_len_max;
 };
@@ -50,8 +51,9 @@ struct engine_api_params {
 KVF_MUST_USE enum kvf_status engine_api_body_parse(const char *data, size_t len, json_t **body_p,
                                                    struct kvf_error *error);
 
-/* The failure's text is for the client. KVF_ENOTFOUND: another model is asked for; else KVF_EINVAL
- * or KVF_ENOMEM. On success the caller frees params; on failure there is nothing to free. */
+/* The failure's text is for the client. KVF_ENOTFOUND: another model is asked for; KVF_ENOTALLOWED
+ * as below; else KVF_EINVAL or KVF_ENOMEM. On success the caller frees params; on failure there is
+ * nothing to free. */
 KVF_MUST_USE enum kvf_status engine_api_params_parse(const json_t *body, bool chat,
                                                      const struct engine_api_limits *limits,
                                                      struct engine_api_params *params,
@@ -59,8 +61,10 @@ KVF_MUST_USE enum kvf_status engine_api_params_parse(const json_t *body, bool ch
 void engine_api_params_free(struct engine_api_params *params);
 
 /* kv_transfer_params of a request; value is an object. Checks types and ranges of each key, and the
- * role of this engine; which keys must be there is the connector's to say. */
-KVF_MUST_USE enum kvf_status engine_api_transfer_parse(const json_t *value, enum engine_role role,
+ * role of this engine; which keys must be there is the connector's to say. KVF_ENOTALLOWED: the
+ * host is not one that this engine connects to. */
+KVF_MUST_USE enum kvf_status engine_api_transfer_parse(const json_t *value,
+                                                       const struct engine_api_limits *limits,
                                                        struct engine_transfer *transfer,
                                                        struct kvf_error *error);
 /* kv_transfer_params of a response, in vLLM's order of keys. NULL when memory is short. */

@@ -175,7 +175,9 @@ static enum kvf_status try_transfer(const char *text, enum engine_role role,
 {
     json_t *value = parse(text);
     *error = (struct kvf_error){0};
-    enum kvf_status status = engine_api_transfer_parse(value, role, transfer, error);
+    struct engine_api_limits limits = LIMITS;
+    limits.role = role;
+    enum kvf_status status = engine_api_transfer_parse(value, &limits, transfer, error);
     json_decref(value);
     return status;
 }
@@ -256,6 +258,61 @@ static void test_refused_transfer_params(void **state)
     assert_non_null(strstr(error.text, "role decode"));
     const char *prefill = "{\"do_remote_prefill\":true}";
     assert_int_equal(KVF_EINVAL, try_transfer(prefill, ENGINE_ROLE_PREFILL, &transfer, &error));
+}
+
+/* Who may be connected to is not the client's choice (bug B85). */
+static void test_allowed_remotes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *allowed;
+        const char *host;
+        bool taken;
+    } cases[] = {
+        {NULL, "169.254.169.254", true},
+        {"p1", "p1", true},
+        {"p1", "P1", true},
+        {"p1", "p2", false},
+        {"p1", "p1 ", false},
+        {"p1", "p", false},
+        {"p1", "p11", false},
+        {"p1", "p1,", false},
+        {"p0,p1", "p1", true},
+        {"p0,p1", "p0,p1", false},
+        {"p0,,p1,", "p1", true},
+        {"", "p1", false},
+        {"[fd00::1]", "fd00::1", true},
+        {"fd00::1", "[fd00::1]", true},
+        {"fd00::1", "[::1]", false},
+        {"127.0.0.1", "0x7f.1", false},
+        {"127.0.0.1", "localhost", false},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct engine_api_limits limits = LIMITS;
+        limits.allow_remote = cases[i].allowed;
+        json_t *value =
+            json_pack("{s:b, s:s}", "do_remote_prefill", 1, "remote_host", cases[i].host);
+        assert_non_null(value);
+        struct engine_transfer transfer;
+        struct kvf_error error = {0};
+        enum kvf_status status = engine_api_transfer_parse(value, &limits, &transfer, &error);
+        if (status != (cases[i].taken ? KVF_OK : KVF_ENOTALLOWED))
+            fail_msg("allowed '%s', host '%s': %s", cases[i].allowed ? cases[i].allowed : "any",
+                     cases[i].host, kvf_status_name(status));
+        if (status == KVF_OK)
+            engine_transfer_free(&transfer);
+        else
+            assert_non_null(strstr(error.text, "--allow-remote"));
+        json_decref(value);
+    }
+    /* The prefill leg names nobody. */
+    struct engine_api_limits limits = LIMITS;
+    limits.allow_remote = "p1";
+    json_t *value = parse("{\"do_remote_decode\":true,\"remote_host\":null}");
+    struct engine_transfer transfer;
+    assert_int_equal(KVF_OK, engine_api_transfer_parse(value, &limits, &transfer, NULL));
+    engine_transfer_free(&transfer);
+    json_decref(value);
 }
 
 static void test_transfer_response(void **state)
@@ -431,11 +488,17 @@ static void test_ids(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),          cmocka_unit_test(test_everything),
-        cmocka_unit_test(test_refused_fields),    cmocka_unit_test(test_bodies_that_are_not_json),
-        cmocka_unit_test(test_transfer_params),   cmocka_unit_test(test_refused_transfer_params),
-        cmocka_unit_test(test_transfer_response), cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_refused_prompts),   cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_everything),
+        cmocka_unit_test(test_refused_fields),
+        cmocka_unit_test(test_bodies_that_are_not_json),
+        cmocka_unit_test(test_transfer_params),
+        cmocka_unit_test(test_refused_transfer_params),
+        cmocka_unit_test(test_allowed_remotes),
+        cmocka_unit_test(test_transfer_response),
+        cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_refused_prompts),
+        cmocka_unit_test(test_ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

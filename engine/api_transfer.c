@@ -2,6 +2,7 @@
 #include "engine/api_params.h"
 
 #include <string.h>
+#include <strings.h>
 
 /* Not given, or a string of 1 to len_max bytes. */
 static enum kvf_status get_text(const json_t *object, const char *key, size_t len_max,
@@ -36,7 +37,45 @@ static enum kvf_status check_role(const struct kvf_transfer_params *params, enum
     return KVF_OK;
 }
 
-enum kvf_status engine_api_transfer_parse(const json_t *value, enum engine_role role,
+/* Without the brackets that an IPv6 address may be written in. */
+static const char *bare_host(const char *host, size_t *len_p)
+{
+    if (*len_p < 2 || host[0] != '[' || host[*len_p - 1] != ']')
+        return host;
+    *len_p -= 2;
+    return host + 1;
+}
+
+/* Names are compared as they are written, so nothing is resolved for a client's sake. */
+static bool is_listed(const char *list, const char *host)
+{
+    size_t host_len = strlen(host);
+    host = bare_host(host, &host_len);
+    while (*list) {
+        size_t len = strcspn(list, ",");
+        size_t name_len = len;
+        const char *name = bare_host(list, &name_len);
+        if (name_len == host_len && strncasecmp(name, host, host_len) == 0)
+            return true;
+        list += len + (list[len] == ',');
+    }
+    return false;
+}
+
+/* Whoever sends a request would otherwise choose what this engine connects to (bug B85). */
+static enum kvf_status check_remote(const struct kvf_transfer_params *params, const char *allowed,
+                                    struct kvf_error *error)
+{
+    if (!allowed || !params->remote_host || is_listed(allowed, params->remote_host))
+        return KVF_OK;
+    return kvf_fail(error, KVF_ENOTALLOWED,
+                    "'remote_host' is '%.100s', which this engine does not connect to "
+                    "(--allow-remote)",
+                    params->remote_host);
+}
+
+enum kvf_status engine_api_transfer_parse(const json_t *value,
+                                          const struct engine_api_limits *limits,
                                           struct engine_transfer *transfer, struct kvf_error *error)
 {
     struct kvf_transfer_params params = KVF_TRANSFER_PARAMS_INIT;
@@ -59,7 +98,8 @@ enum kvf_status engine_api_transfer_parse(const json_t *value, enum engine_role 
                               &params.remote_num_tokens, error));
     KVF_TRY(
         kvfi_json_opt_int(value, "remote_prefill_cached_tokens", 0, INT32_MAX, -1, &cached, error));
-    KVF_TRY(check_role(&params, role, error));
+    KVF_TRY(check_role(&params, limits->role, error));
+    KVF_TRY(check_remote(&params, limits->allow_remote, error));
     if (engine_transfer_copy(&params, transfer) != KVF_OK)
         return kvf_fail(error, KVF_ENOMEM, "no memory for kv_transfer_params");
     transfer->prefill_cached_tokens = cached;

@@ -162,6 +162,7 @@ enum kvf_status engine_create(const struct engine_options *options, struct engin
     engine->info.block_size = options->block_size;
     engine->info.block_count = options->block_count;
     engine->info.started_unix_s = (int64_t)time(NULL);
+    engine->info.allow_remote = options->allow_remote;
     enum kvf_status status = assemble(engine, options, error);
     if (status != KVF_OK) {
         engine_destroy(engine);

@@ -40,11 +40,12 @@ struct engine_options {
     uint64_t registration_timeout_ns;
     bool recompute_failed;
     bool debug_checksums;
-    const char *events_path; /* NULL: no event records */
-    uint32_t jobs_max;       /* live at once */
+    const char *events_path;  /* NULL: no event records */
+    uint32_t jobs_max;        /* live at once */
+    const char *allow_remote; /* as in struct engine_info, borrowed until destroy */
 };
 
-/* Everything that does not change while the engine runs. Strings are the engine's. */
+/* Everything that does not change while the engine runs. Strings are the engine's, unless said. */
 struct engine_info {
     const struct engine_model_info *model;
     const struct engine_tokenizer *tokenizer;
@@ -57,6 +58,8 @@ struct engine_info {
     uint32_t block_count;
     uint32_t model_len_max;
     int64_t started_unix_s;
+    const char *allow_remote; /* hosts that requests may name, comma-separated; NULL: any. The
+                                 options' */
 };
 
 /* The counts at the end of the engine's last turn, and the worker's of now. */

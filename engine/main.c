@@ -20,6 +20,7 @@ struct values {
     const char *side_host;
     int64_t side_port;
     const char *engine_id;
+    const char *allow_remote;
     int64_t block_size;
     int64_t blocks;
     int64_t max_batch_tokens;
@@ -92,6 +93,12 @@ static const struct kvfi_option options[] = {
      .help = "name of this engine towards other engines, unique among them (default: a fresh "
              "uuid)",
      .offset = AT(engine_id)},
+    {.name = "allow-remote",
+     .kind = KVFI_OPTION_STRING,
+     .argument = "HOST[,HOST...]",
+     .help = "the hosts that the remote_host of a request may name, compared as they are written; "
+             "others get 403 (default: any)",
+     .offset = AT(allow_remote)},
     {.name = "block-size",
      .kind = KVFI_OPTION_INT,
      .argument = "N",
@@ -228,6 +235,7 @@ static void fill_engine_options(const struct values *values, struct engine_optio
                 : strcmp(values->role, "decode") == 0 ? ENGINE_ROLE_DECODE
                                                       : ENGINE_ROLE_BOTH,
         .engine_id = values->engine_id,
+        .allow_remote = values->allow_remote,
         .side_host = values->side_host,
         .side_port = (uint16_t)values->side_port,
         .block_size = (uint32_t)values->block_size,

@@ -152,6 +152,8 @@ static const char *usual_type(int http_status)
         return "BadRequestError";
     case 401:
         return "AuthenticationError";
+    case 403:
+        return "PermissionDeniedError";
     case 404:
         return "NotFoundError";
     case 408:
