@@ -167,15 +167,16 @@ struct kvfi_send {
 };
 
 enum kvfi_registration_state {
-    KVFI_REGISTRATION_PENDING, /* no blocks for it yet */
-    KVFI_REGISTRATION_MATCHED, /* its send is DEFERRED or WRITING */
-    KVFI_REGISTRATION_REFUSED, /* a PUSH_FAIL is owed; waits for the peer if need be */
+    KVFI_REGISTRATION_PENDING,  /* no blocks for it yet */
+    KVFI_REGISTRATION_MATCHED,  /* its send is DEFERRED or WRITING */
+    KVFI_REGISTRATION_SETTLING, /* its WRITE failed under way; last bytes may still land */
+    KVFI_REGISTRATION_REFUSED,  /* a PUSH_FAIL is owed; waits for the peer if need be */
     KVFI_REGISTRATION_STATE_COUNT,
 };
 
 struct kvfi_registration {
     enum kvfi_registration_state state;
-    struct kvfi_party party; /* in the table while PENDING or MATCHED */
+    struct kvfi_party party; /* in the table until REFUSED */
     struct kvfi_work work;
     struct kvfi_deadline timeout;
     struct kvfi_peer *peer;
@@ -418,6 +419,10 @@ enum kvf_status kvfi_registration_on_drop(struct kvfi_worker_core *core, const c
 /* Decode gets a PUSH_FAIL with this reason on our record; the id is remembered. */
 void kvfi_registration_refuse(struct kvfi_worker_core *core, struct kvfi_registration *registration,
                               struct kvfi_effects *effects, const char *fmt, ...) KVF_PRINTF(4, 5);
+/* Its WRITE failed after it was posted: decode hears of that when nothing can land any more. Until
+ * then its id counts as alive, so that no answer to a withdrawal says so earlier. */
+void kvfi_registration_settle(struct kvfi_worker_core *core, struct kvfi_registration *registration,
+                              const char *reason);
 /* Ends without a word: delivered, or there is nobody to tell. The id is remembered. */
 void kvfi_registration_end(struct kvfi_worker_core *core, struct kvfi_registration *registration);
 /* Pairs a newly staged send with what waits, or refuses what cannot be told apart. */

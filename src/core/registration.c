@@ -4,7 +4,8 @@
  *
  * Each decode request id gets at most one WRITE, ever: an id that was matched, refused or withdrawn
  * is remembered, and what comes under it later is answered with a PUSH_FAIL. A PUSH_FAIL is never
- * sent while a WRITE for that id is under way: decode frees its blocks on it (P1).
+ * sent while a WRITE for that id is under way, nor for peer_settle_ns after one has failed: decode
+ * frees its blocks on it (P1), and over a new connection it may overtake what the old one holds.
  */
 #include "core/core.h"
 #include "wire/handshake.h"
@@ -33,7 +34,7 @@ static bool is_pending(const struct kvfi_party *party)
 static void set_state(struct kvfi_worker_core *core, struct kvfi_registration *registration,
                       enum kvfi_registration_state state)
 {
-    /* PENDING -> MATCHED -> REFUSED, or any of them straight to its end. */
+    /* PENDING -> MATCHED -> SETTLING -> REFUSED, with any of them left out. */
     assert(state > registration->state);
     core->registration_counts[registration->state]--;
     core->registration_counts[state]++;
@@ -44,6 +45,7 @@ static size_t count_all(const struct kvfi_worker_core *core)
 {
     return core->registration_counts[KVFI_REGISTRATION_PENDING] +
            core->registration_counts[KVFI_REGISTRATION_MATCHED] +
+           core->registration_counts[KVFI_REGISTRATION_SETTLING] +
            core->registration_counts[KVFI_REGISTRATION_REFUSED];
 }
 
@@ -147,13 +149,24 @@ void kvfi_registration_refuse(struct kvfi_worker_core *core, struct kvfi_registr
                          .peer = registration->peer->engine_id, .reason = registration->reason});
 }
 
+void kvfi_registration_settle(struct kvfi_worker_core *core, struct kvfi_registration *registration,
+                              const char *reason)
+{
+    kvfi_core_set_reason(registration->reason, "%s", reason);
+    registration->send = NULL;
+    set_state(core, registration, KVFI_REGISTRATION_SETTLING);
+    kvfi_deadlines_set(&core->deadlines, &registration->timeout,
+                       kvfi_ns_add(core->now_ns, core->config.peer_settle_ns));
+}
+
 void kvfi_registration_on_deadline(struct kvfi_worker_core *core,
                                    struct kvfi_registration *registration,
                                    struct kvfi_effects *effects)
 {
-    if (registration->state == KVFI_REGISTRATION_PENDING)
-        kvfi_registration_refuse(core, registration, effects,
-                                 "no prefill request came for it in time");
+    char reason[sizeof(registration->reason)] = "no prefill request came for it in time";
+    if (registration->state == KVFI_REGISTRATION_SETTLING)
+        memcpy(reason, registration->reason, sizeof(reason));
+    kvfi_registration_refuse(core, registration, effects, "%s", reason);
 }
 
 enum kvf_status kvfi_registration_flush(struct kvfi_worker_core *core,
@@ -507,7 +520,8 @@ static void drop_known(struct kvfi_worker_core *core, struct kvfi_registration *
                        struct kvfi_effects *effects)
 {
     struct kvfi_send *send = registration->send;
-    if (send && send->state == KVFI_SEND_WRITING)
+    if ((send && send->state == KVFI_SEND_WRITING) ||
+        registration->state == KVFI_REGISTRATION_SETTLING)
         return; /* its end is the answer */
     if (send)
         kvfi_send_end(core, send, KVF_ECANCELED, "withdrawn by decode");

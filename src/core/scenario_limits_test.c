@@ -73,6 +73,28 @@ static void test_lease_is_over_before_the_blocks_are_staged(void **state)
     clean(w);
 }
 
+static void test_failed_write_settles_before_decode_is_told(void **state) /* P1 */
+{
+    struct w_world *w = *state;
+    w->write_status = KVF_EDISCONNECTED;
+    w_prefill_start(w, P_ID, NULL, 16);
+    w_decode_start(w, D_ID, NULL, 16, 0);
+    w_run(w, 10 * W_MS);
+    w_prefill_finish(w, P_ID);
+    w_run(w, 10 * W_MS);
+    tells(w, "  15.000 ms  p tells its engine SENT " P_ID " (WRITE failed"); /* it read the last */
+    /* On the old connection bytes may be on their way; a message on a new one would overtake. */
+    w_decode_end(w, D_ID);
+    w_run(w, 990 * W_MS);
+    tells(w, "d sends PUSH_DROP:" D_ID);
+    never(w, "PUSH_FAIL");
+    assert_int_equal(w_usage(w, W_P).registrations, 1);
+    w_run(w, 10 * W_MS);
+    tells(w, "1015.000 ms  p sends PUSH_FAIL:" D_ID ":1");
+    tells(w, "d tells its engine RELEASED " D_ID);
+    clean(w);
+}
+
 /* ---- connections that do not last ------------------------------------------------------------ */
 
 static void test_connection_breaks_again_and_again(void **state)
@@ -212,6 +234,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_two_decode_engines_use_one_id),
         T(test_lease_is_over_before_the_blocks_are_staged),
+        T(test_failed_write_settles_before_decode_is_told),
         T(test_connection_breaks_again_and_again),
         T(test_receives_survive_a_peer_in_back_off),
         T(test_live_prefill_that_cannot_be_loaded),

@@ -227,10 +227,10 @@ static void test_write_fails(void **state) /* B63 */
     w_decode_start(w, D_ID, NULL, 16, 0);
     w_run(w, 10 * W_MS);
     w_prefill_finish(w, P_ID);
-    w_run(w, 10 * W_MS);
+    w_run(w, 1010 * W_MS); /* peer_settle_ns is a second */
     tells(w, "  15.000 ms  p tells its engine SENT " P_ID " (WRITE failed: the transport failed)");
-    tells(w, "  15.000 ms  p sends PUSH_FAIL:" D_ID ":1");
-    tells(w, "  16.000 ms  d tells its engine FAILED " D_ID " (prefill will not");
+    tells(w, "1015.000 ms  p sends PUSH_FAIL:" D_ID ":1");
+    tells(w, "1016.000 ms  d tells its engine FAILED " D_ID " (prefill will not");
     w_decode_end(w, D_ID);
     clean(w);
     assert_int_equal(w_count(w, W_P, KVF_COUNTER_failed_writes), 1);

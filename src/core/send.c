@@ -509,7 +509,12 @@ void kvfi_send_on_done(struct kvfi_worker_core *core, const struct kvfi_event *e
          * The seed keeps the lease here. But a registration is used once, so nobody can read these
          * blocks any more, and the transfer is terminal: they are free now.
          */
-        give_up(core, send, event->transfer_done.status, reason, effects);
+        if (stats->post_start_ns == 0) { /* nothing was posted */
+            give_up(core, send, event->transfer_done.status, reason, effects);
+            return;
+        }
+        kvfi_send_end(core, send, event->transfer_done.status, reason);
+        kvfi_registration_settle(core, registration, reason);
         return;
     }
     kvfi_core_count(core, KVF_COUNTER_writes_done);

@@ -9,8 +9,9 @@ void kvfi_worker_core_usage(const struct kvfi_worker_core *core, struct kvf_work
     struct kvf_agent_usage agent = usage->agent;
     size_t given_up = receives[KVFI_RECEIVE_WITHDRAWN] + receives[KVFI_RECEIVE_SETTLING];
     *usage = (struct kvf_worker_usage){
-        .registrations =
-            registrations[KVFI_REGISTRATION_PENDING] + registrations[KVFI_REGISTRATION_REFUSED],
+        .registrations = registrations[KVFI_REGISTRATION_PENDING] +
+                         registrations[KVFI_REGISTRATION_SETTLING] +
+                         registrations[KVFI_REGISTRATION_REFUSED],
         .staged = sends[KVFI_SEND_STAGED],
         .deferred = sends[KVFI_SEND_DEFERRED],
         .writes = sends[KVFI_SEND_WRITING],

@@ -71,8 +71,8 @@ struct kvfi_event {
         struct {
             uint64_t token; /* of the effect */
             enum kvf_status status;
-            struct kvf_transfer_stats stats;
-            const char *reason; /* may be NULL */
+            struct kvf_transfer_stats stats; /* all 0: nothing was posted */
+            const char *reason;              /* may be NULL */
         } transfer_done;
         struct {
             uint64_t token; /* of the effect */
