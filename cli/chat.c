@@ -132,11 +132,13 @@ static void on_text(void *ctx, const char *text, size_t len)
         exchange->first_s = exchange->last_s;
     if (exchange->session->values->json)
         return;
-    char *tame = strndup(text, len);
+    /* The text may hold NUL: it is counted, not terminated. */
+    char *tame = malloc(len + 1);
     if (!tame)
         return;
-    kvfi_chat_tame(tame, strlen(tame));
-    fputs(tame, stdout);
+    memcpy(tame, text, len);
+    kvfi_chat_tame(tame, len);
+    (void)fwrite(tame, 1, len, stdout);
     fflush(stdout);
     free(tame);
 }
@@ -291,9 +293,10 @@ static void report(const struct exchange *exchange)
                 (long long)tokens, first, rate);
         return;
     }
-    json_t *line = json_pack("{s:s,s:s,s:I,s:f,s:f}", "text", reply->text ? reply->text : "",
-                             "finish_reason", reply->finish_reason, "tokens", (json_int_t)tokens,
-                             "first_token_s", first, "tokens_per_s", rate);
+    json_t *line =
+        json_pack("{s:s%,s:s,s:I,s:f,s:f}", "text", reply->text ? reply->text : "", reply->text_len,
+                  "finish_reason", reply->finish_reason, "tokens", (json_int_t)tokens,
+                  "first_token_s", first, "tokens_per_s", rate);
     char *text = kvfi_json_dump(line, NULL);
     if (text)
         puts(text);
@@ -303,9 +306,9 @@ static void report(const struct exchange *exchange)
 }
 
 static enum kvf_status remember(struct session *session, const char *role, const char *text,
-                                struct kvf_error *error)
+                                size_t len, struct kvf_error *error)
 {
-    json_t *message = json_pack("{s:s,s:s}", "role", role, "content", text);
+    json_t *message = json_pack("{s:s,s:s%}", "role", role, "content", text, len);
     if (!message)
         return kvf_fail(error, KVF_EINVAL, "the %s text is not UTF-8", role);
     if (json_array_append_new(session->messages, message) != 0)
@@ -327,7 +330,7 @@ static enum kvf_status judge(const struct exchange *exchange, struct kvf_error *
 /* Asks with the conversation so far and adds the answer to it. */
 static enum kvf_status ask(struct session *session, const char *prompt, struct kvf_error *error)
 {
-    KVF_TRY(remember(session, "user", prompt, error));
+    KVF_TRY(remember(session, "user", prompt, strlen(prompt), error));
     size_t len = 0;
     char *text = request_text(session, &len);
     if (!text)
@@ -343,8 +346,8 @@ static enum kvf_status ask(struct session *session, const char *prompt, struct k
         status = judge(&exchange, error);
     if (status == KVF_OK) {
         report(&exchange);
-        status =
-            remember(session, "assistant", exchange.reply.text ? exchange.reply.text : "", error);
+        status = remember(session, "assistant", exchange.reply.text ? exchange.reply.text : "",
+                          exchange.reply.text_len, error);
     } else {
         if (exchange.reply.text && !session->values->json)
             fputc('\n', stdout);
@@ -454,7 +457,7 @@ static enum kvf_status open_session(struct session *session, struct kvf_error *e
         return kvf_fail(error, KVF_ENOMEM, "no memory for a conversation");
     KVF_TRY(kvfi_http_client_create(session->loop, &session->client, error));
     if (values->system)
-        KVF_TRY(remember(session, "system", values->system, error));
+        KVF_TRY(remember(session, "system", values->system, strlen(values->system), error));
     if (!values->model)
         return find_model(session, error);
     session->model = strdup(values->model);
