@@ -38,6 +38,7 @@ struct history {
     bool restarts;
     bool broken_connections;
     bool silent_side_channel;
+    bool failing_loads;
     bool failing_writes;
     bool shared_bases;
     bool transfer_ids;
@@ -82,6 +83,7 @@ static void draw(struct history *h)
     h->restarts = chance(w, 40);
     h->broken_connections = chance(w, 40);
     h->silent_side_channel = !h->broken_connections && chance(w, 40);
+    h->failing_loads = h->broken_connections && chance(w, 50);
     h->failing_writes = chance(w, 30);
     h->shared_bases = chance(w, 40);
     h->transfer_ids = chance(w, 40);
@@ -204,6 +206,8 @@ static void act(struct history *h)
             if (w->engines[side].alive)
                 w_tell_lost(w, side);
         }
+        if (h->failing_loads)
+            w->load_status[w_random(w, 2)] = chance(w, 50) ? KVF_ETRANSPORT : KVF_OK;
         if (h->silent_side_channel)
             w->side_channel_dead[w_random(w, 2)] = chance(w, 50);
         break;
@@ -223,6 +227,8 @@ static void heal(struct history *h)
     h->delay_percent = 0;
     w->oom = 0;
     w->write_status = KVF_OK;
+    w->load_status[W_P] = KVF_OK;
+    w->load_status[W_D] = KVF_OK;
     w->side_channel_dead[W_P] = false;
     w->side_channel_dead[W_D] = false;
     for (int side = 0; side < W_SIDES; side++)
