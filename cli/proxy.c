@@ -123,7 +123,7 @@ static void handle_models(void *ctx, const struct kvfi_http_request *request,
     struct kvf_error error = {0};
     struct kvfi_upstream *upstream = NULL;
     enum kvf_status status =
-        kvfi_pool_choose(proxy->router.pool, KVFI_SIDE_DECODE, &upstream, &error);
+        kvfi_pool_choose(proxy->router.pool, KVFI_SIDE_DECODE, kvfi_now_ms(), &upstream, &error);
     if (status != KVF_OK) {
         kvfi_reply_error(reply, 503, NULL, "%s",
                          status == KVF_IN_PROGRESS ? "no decode engine has answered yet"

@@ -195,6 +195,34 @@ static void note(void *ctx)
     *(bool *)ctx = true;
 }
 
+/* Probes of silent engines overlap for ever; a request waits for one of each engine. */
+static void test_silent_engines_do_not_keep_a_request(void **state)
+{
+    struct rig rig;
+    rig_start(&rig, 2, 1);
+    rig.engines[0].deaf = true;
+    rig.engines[1].deaf = true;
+    struct kvfi_proxy_options options = rig_proxy_options(&rig);
+    options.dead_after_ms = 30;
+    rig_begin_proxy_with(&rig, &options);
+    struct kvfi_pool *pool = kvfi_proxy_router(rig.proxy)->pool;
+    const struct kvfi_upstream *first = kvfi_pool_at(pool, 0);
+    const struct kvfi_upstream *second = kvfi_pool_at(pool, 1);
+    struct kvfi_upstream *chosen = NULL;
+    struct kvf_error error = {0};
+    uint64_t since_ms = kvfi_now_ms();
+    assert_int_equal(kvfi_pool_choose(pool, KVFI_SIDE_PREFILL, since_ms, &chosen, &error),
+                     KVF_IN_PROGRESS);
+    WAIT(&rig, first->ended_ms > since_ms && second->ended_ms > since_ms && first->probe);
+    assert_int_equal(kvfi_pool_choose(pool, KVFI_SIDE_PREFILL, since_ms, &chosen, &error),
+                     KVF_ENOTFOUND);
+    assert_non_null(strstr(error.text, "no prefill engine is available"));
+    struct answer answer;
+    rig_complete(&rig, &answer, HELLO);
+    rig_assert_error(&rig, &answer, 503, "no prefill engine is available");
+    rig_stop(&rig);
+}
+
 static void test_shut_down(void **state)
 {
     struct rig rig;
@@ -242,6 +270,7 @@ int main(void)
         cmocka_unit_test(test_stopped_engine_is_declared_dead),
         cmocka_unit_test(test_no_engine_and_its_return),
         cmocka_unit_test(test_survivor_serves),
+        cmocka_unit_test(test_silent_engines_do_not_keep_a_request),
         cmocka_unit_test(test_shut_down),
         cmocka_unit_test(test_destroy_with_requests_under_way),
     };

@@ -207,6 +207,7 @@ static void on_probe_done(void *ctx, const struct kvfi_http_result *result)
     struct kvfi_upstream *upstream = ctx;
     struct kvfi_pool *pool = upstream->pool;
     upstream->probe = NULL;
+    upstream->ended_ms = kvfi_now_ms();
     if (pool->closing)
         return;
     bool again = upstream->probe_again && result->status == KVF_OK;
@@ -326,7 +327,7 @@ enum kvf_status kvfi_pool_add(struct kvfi_pool *pool, enum kvfi_side side, const
     return KVF_OK;
 }
 
-static enum kvf_status none_up(const struct kvfi_pool *pool, enum kvfi_side side,
+static enum kvf_status none_up(const struct kvfi_pool *pool, enum kvfi_side side, uint64_t since_ms,
                                struct kvf_error *error)
 {
     char text[sizeof(error->text)] = "";
@@ -335,7 +336,7 @@ static enum kvf_status none_up(const struct kvfi_pool *pool, enum kvfi_side side
         const struct kvfi_upstream *upstream = pool->list[i];
         if (upstream->side != side)
             continue;
-        if (upstream->probe)
+        if (upstream->probe && upstream->ended_ms <= since_ms)
             return KVF_IN_PROGRESS;
         len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%s (%s)", len ? "; " : "",
                                 upstream->name, upstream->reason);
@@ -344,7 +345,7 @@ static enum kvf_status none_up(const struct kvfi_pool *pool, enum kvfi_side side
                     text);
 }
 
-enum kvf_status kvfi_pool_choose(struct kvfi_pool *pool, enum kvfi_side side,
+enum kvf_status kvfi_pool_choose(struct kvfi_pool *pool, enum kvfi_side side, uint64_t since_ms,
                                  struct kvfi_upstream **upstream_p, struct kvf_error *error)
 {
     struct kvfi_upstream *best = NULL;
@@ -362,7 +363,7 @@ enum kvf_status kvfi_pool_choose(struct kvfi_pool *pool, enum kvfi_side side,
         best_at = at;
     }
     if (!best)
-        return none_up(pool, side, error);
+        return none_up(pool, side, since_ms, error);
     pool->next[side] = (best_at + 1) % pool->count;
     *upstream_p = best;
     return KVF_OK;
@@ -377,10 +378,11 @@ void kvfi_pool_revive(struct kvfi_pool *pool, enum kvfi_side side)
     }
 }
 
-enum kvf_status kvfi_upstream_refresh(struct kvfi_upstream *upstream)
+enum kvf_status kvfi_upstream_refresh(struct kvfi_upstream *upstream, uint64_t since_ms)
 {
     uint64_t age = kvfi_now_ms() - upstream->checked_ms;
-    if (upstream->checked_ms && age < upstream->pool->options.fresh_ms)
+    bool fresh = age < upstream->pool->options.fresh_ms || upstream->checked_ms > since_ms;
+    if (upstream->checked_ms && fresh)
         return KVF_OK;
     if (!upstream->probe)
         probe(upstream, true);

@@ -65,6 +65,7 @@ struct kvfi_upstream {
     char *answer;
     size_t answer_len;
     uint64_t checked_ms; /* end of the last probe that read coordinates; 0: read before use */
+    uint64_t ended_ms;   /* end of the last probe; 0: none yet */
     uint64_t probe_started_ms;
     uint64_t first_failure_ms; /* 0: the last probe was good */
 };
@@ -97,18 +98,21 @@ void kvfi_pool_destroy(struct kvfi_pool *pool);
 KVF_MUST_USE enum kvf_status kvfi_pool_add(struct kvfi_pool *pool, enum kvfi_side side,
                                            const char *spec, struct kvf_error *error);
 
-/* The engine to use next on a side. KVF_IN_PROGRESS: none is up, but a probe is under way and
- * on_checked will come. KVF_ENOTFOUND: none; the text names each engine and its reason. */
+/* The engine to use next on a side, for a request that came at since_ms. KVF_IN_PROGRESS: none is
+ * up, but the first probe since then of one of them is under way and on_checked will come; later
+ * probes are not waited for, or a few silent engines could keep a request for ever. KVF_ENOTFOUND:
+ * none; the text names each engine and its reason. */
 KVF_MUST_USE enum kvf_status kvfi_pool_choose(struct kvfi_pool *pool, enum kvfi_side side,
-                                              struct kvfi_upstream **upstream_p,
+                                              uint64_t since_ms, struct kvfi_upstream **upstream_p,
                                               struct kvf_error *error);
 
 /* Probes every engine of a side that is not up, so that one that came back is used at once. */
 void kvfi_pool_revive(struct kvfi_pool *pool, enum kvfi_side side);
 
-/* KVF_OK: the coordinates were read a moment ago. KVF_IN_PROGRESS: they are being read again,
- * on_checked will come. */
-KVF_MUST_USE enum kvf_status kvfi_upstream_refresh(struct kvfi_upstream *upstream);
+/* KVF_OK: the coordinates were read a moment ago, or after since_ms. KVF_IN_PROGRESS: they are
+ * being read again, on_checked will come. */
+KVF_MUST_USE enum kvf_status kvfi_upstream_refresh(struct kvfi_upstream *upstream,
+                                                   uint64_t since_ms);
 
 /* A leg failed: probe now, and read the coordinates before the next use. */
 void kvfi_upstream_suspect(struct kvfi_upstream *upstream);

@@ -37,6 +37,7 @@ struct kvfi_route {
     char transfer_id[KVFI_UUID_LEN + 1];
     char engine_request[KVFI_REQUEST_ID_LEN_MAX + 16]; /* what the engines call it */
     struct leg legs[KVFI_SIDE_COUNT];
+    uint64_t began_ms;
     bool stream;
     bool revived[KVFI_SIDE_COUNT];
     bool sent;    /* the legs are under way */
@@ -379,19 +380,20 @@ static enum kvf_status choose(struct kvfi_route *route, enum kvfi_side side,
     struct kvfi_router *router = route->router;
     struct leg *leg = &route->legs[side];
     if (leg->held && leg->upstream->state == KVFI_UPSTREAM_UP)
-        return kvfi_upstream_refresh(leg->upstream);
+        return kvfi_upstream_refresh(leg->upstream, route->began_ms);
     release(leg);
-    enum kvf_status status = kvfi_pool_choose(router->pool, side, &leg->upstream, error);
+    enum kvf_status status =
+        kvfi_pool_choose(router->pool, side, route->began_ms, &leg->upstream, error);
     if (status == KVF_ENOTFOUND && !route->revived[side]) {
         route->revived[side] = true;
         kvfi_pool_revive(router->pool, side);
-        status = kvfi_pool_choose(router->pool, side, &leg->upstream, error);
+        status = kvfi_pool_choose(router->pool, side, route->began_ms, &leg->upstream, error);
     }
     if (status != KVF_OK)
         return status;
     kvfi_upstream_hold(leg->upstream);
     leg->held = true;
-    return kvfi_upstream_refresh(leg->upstream);
+    return kvfi_upstream_refresh(leg->upstream, route->began_ms);
 }
 
 /* Goes as far as it can now. */
@@ -500,6 +502,7 @@ static enum kvf_status open_route(struct kvfi_router *router,
 {
     const char *authorization = kvfi_http_headers_find(request->headers, "authorization");
     route->router = router;
+    route->began_ms = kvfi_now_ms();
     for (int side = 0; side < KVFI_SIDE_COUNT; side++)
         route->legs[side] = (struct leg){.route = route, .side = (enum kvfi_side)side};
     KVF_TRY(kvfi_json_parse_object("request body", request->body, request->body_len, &route->body,

@@ -105,6 +105,24 @@ static bool all_up(const struct rig *rig)
     return true;
 }
 
+/* Coordinates that are never young enough are read once for a request, not for ever. */
+static void test_nothing_old_is_believed(void **state)
+{
+    struct rig rig;
+    struct answer answer;
+    rig_start(&rig, 1, 1);
+    struct kvfi_proxy_options options = rig_proxy_options(&rig);
+    options.fresh_ms = 0;
+    rig_begin_proxy_with(&rig, &options);
+    for (int i = 1; i <= 3; i++) {
+        rig_complete(&rig, &answer, HELLO);
+        WAIT(&rig, answer.done);
+        assert_int_equal(answer.http_status, 200);
+        assert_int_equal(rig.engines[0].request_count, i);
+    }
+    rig_stop(&rig);
+}
+
 static void test_load_is_spread(void **state)
 {
     for (int least = 0; least < 2; least++) {
@@ -201,10 +219,15 @@ static void test_bad_options(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_legs),      cmocka_unit_test(test_whole_answer_and_chat),
-        cmocka_unit_test(test_bad_requests),   cmocka_unit_test(test_mismatches_are_refused),
-        cmocka_unit_test(test_load_is_spread), cmocka_unit_test(test_same_id_twice),
-        cmocka_unit_test(test_reports),        cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_both_legs),
+        cmocka_unit_test(test_whole_answer_and_chat),
+        cmocka_unit_test(test_bad_requests),
+        cmocka_unit_test(test_mismatches_are_refused),
+        cmocka_unit_test(test_nothing_old_is_believed),
+        cmocka_unit_test(test_load_is_spread),
+        cmocka_unit_test(test_same_id_twice),
+        cmocka_unit_test(test_reports),
+        cmocka_unit_test(test_bad_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
