@@ -293,10 +293,9 @@ static void report(const struct exchange *exchange)
                 (long long)tokens, first, rate);
         return;
     }
-    json_t *line =
-        json_pack("{s:s%,s:s,s:I,s:f,s:f}", "text", reply->text ? reply->text : "", reply->text_len,
-                  "finish_reason", reply->finish_reason, "tokens", (json_int_t)tokens,
-                  "first_token_s", first, "tokens_per_s", rate);
+    json_t *line = json_pack("{s:s%,s:s,s:I,s:f,s:f}", "text", reply->text ? reply->text : "",
+                             reply->text_len, "finish_reason", reply->finish_reason, "tokens",
+                             (json_int_t)tokens, "first_token_s", first, "tokens_per_s", rate);
     char *text = kvfi_json_dump(line, NULL);
     if (text)
         puts(text);
