@@ -9,8 +9,14 @@
 
 #include "kvferry/status.h"
 
-/* What UCX may read past the last byte of a key from an older sender; see kvfi_rkey_check. */
-#define KVFI_RKEY_PAD_LEN 16
+#include <stdint.h>
+
+/*
+ * What UCX may read past the last byte of a key that kvfi_rkey_check accepts: a component reads its
+ * own structure whatever the size byte says (that byte's largest value bounds it), and after the
+ * last entry a newer UCX expects what an older sender leaves out.
+ */
+#define KVFI_RKEY_PAD_LEN (UINT8_MAX + 16)
 
 /* True when every entry that the map names lies inside the bytes. ucp_ep_rkey_unpack takes no
  * length, so nothing else keeps it inside. */
