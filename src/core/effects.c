@@ -113,7 +113,10 @@ static bool add_chunk(struct kvfi_effects *effects, size_t size)
         effects->chunks = chunks;
         effects->chunk_cap = cap;
     }
-    size_t cap = size > CHUNK_SIZE ? size : CHUNK_SIZE;
+    /* Doubling keeps what is left behind by ever larger needs below the largest of them. */
+    size_t cap = CHUNK_SIZE;
+    while (cap < size)
+        cap *= 2;
     struct chunk *chunk = kvfi_wire_alloc(effects->allocator, sizeof(*chunk) + cap);
     if (!chunk)
         return false;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Deadlines, tombstones and the matching rule by themselves. */
 #include "core/deadline.h"
+#include "core/effects.h"
 #include "core/matching.h"
 #include "core/testing.h"
 #include "core/tombstones.h"
@@ -113,12 +114,29 @@ static void test_matching_rule(void **state)
     kvfi_party_table_deinit(&table);
 }
 
+static void test_effects_that_grow_by_and_by(void **state)
+{
+    struct test_alloc ta;
+    test_alloc_init(&ta);
+    struct kvfi_effects *effects = kvfi_effects_create(&ta.allocator);
+    assert_non_null(effects);
+    /* A conversation whose list of blocks is a little longer at each turn. */
+    for (size_t size = 1; size < (1u << 20); size += 1024) {
+        assert_non_null(kvfi_effects_alloc(effects, size));
+        kvfi_effects_reset(effects);
+    }
+    assert_true(ta.live < 12);
+    kvfi_effects_destroy(effects);
+    assert_int_equal(ta.live, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ten_thousand_deadlines),
         cmocka_unit_test(test_tombstones_are_bounded),
         cmocka_unit_test(test_matching_rule),
+        cmocka_unit_test(test_effects_that_grow_by_and_by),
     };
     return cmocka_run_group_tests_name("core/tables", tests, NULL, NULL);
 }
