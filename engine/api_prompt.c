@@ -51,16 +51,30 @@ static enum kvf_status ids_from_list(const json_t *list, const char *key,
     return check_length(tokens, key, limits, error);
 }
 
+/* Megabytes of text take seconds to encode, in which this thread answers nobody: what cannot fit
+ * in any case is refused before. */
+static enum kvf_status encode(const char *text, size_t len, unsigned flags, const char *key,
+                              const struct engine_api_limits *limits, struct engine_tokens *tokens,
+                              struct kvf_error *error)
+{
+    size_t token_len_max = engine_tokenizer_token_len_max(limits->tokenizer);
+    if (len / limits->model_len_max > token_len_max)
+        return kvf_fail(error, KVF_EINVAL,
+                        "'%s' has %zu bytes; this engine takes %u tokens in all, prompt and answer "
+                        "together, of at most %zu bytes each (--max-model-len, --blocks)",
+                        key, len, limits->model_len_max, token_len_max);
+    KVF_TRY(engine_tokenizer_encode(limits->tokenizer, text, len, flags, tokens, error));
+    return check_length(tokens, key, limits, error);
+}
+
 static enum kvf_status ids_from_text(const json_t *text, const char *key,
                                      const struct engine_api_limits *limits,
                                      struct engine_tokens *tokens, struct kvf_error *error)
 {
     if (!limits->tokenizer)
         return kvf_fail(error, KVF_ENOTSUP, "there is no tokenizer here, send token ids");
-    KVF_TRY(engine_tokenizer_encode(limits->tokenizer, json_string_value(text),
-                                    json_string_length(text),
-                                    ENGINE_ENCODE_SPECIAL | ENGINE_ENCODE_BOS, tokens, error));
-    return check_length(tokens, key, limits, error);
+    return encode(json_string_value(text), json_string_length(text),
+                  ENGINE_ENCODE_SPECIAL | ENGINE_ENCODE_BOS, key, limits, tokens, error);
 }
 
 /* ---- /v1/completions ------------------------------------------------------------------------ */
@@ -173,11 +187,9 @@ static enum kvf_status render(const json_t *list, const struct engine_api_limits
     enum kvf_status status =
         engine_tokenizer_chat(limits->tokenizer, messages, count, true, &text, error);
     if (status == KVF_OK)
-        status = engine_tokenizer_encode(limits->tokenizer, text.data, text.len,
-                                         ENGINE_ENCODE_SPECIAL, tokens, error);
+        status =
+            encode(text.data, text.len, ENGINE_ENCODE_SPECIAL, "messages", limits, tokens, error);
     engine_text_free(&text);
-    if (status == KVF_OK)
-        status = check_length(tokens, "messages", limits, error);
     return status;
 }
 

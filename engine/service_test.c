@@ -222,6 +222,33 @@ static void test_a_client_that_leaves(void **state)
     assert_true(snapshot.scheduler.finished[ENGINE_FINISH_ABORT] > 0);
 }
 
+/* A text that cannot fit is refused by its size: encoding it would keep everybody waiting. */
+static void test_huge_texts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path;
+        const char *before;
+        const char *after;
+    } bodies[] = {
+        {"/v1/completions", "{\"prompt\":\"", "\"}"},
+        {"/v1/completions", "{\"prompt\":[\"a\",\"", "\"]}"},
+        {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"", "\"}]}"},
+    };
+    const struct engine_info *info = engine_info(single.engine);
+    int len = (int)(2 * info->model_len_max * engine_tokenizer_token_len_max(info->tokenizer));
+    for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
+        char *body = NULL;
+        assert_true(asprintf(&body, "%s%*s%s", bodies[i].before, len, "", bodies[i].after) > len);
+        json_t *answer = cast_ask(&single, bodies[i].path, body, 400);
+        const char *message = text_at(json_object_get(answer, "error"), "message");
+        if (!strstr(message, "bytes"))
+            fail_msg("it was encoded first: %s", message);
+        json_decref(answer);
+        free(body);
+    }
+}
+
 static void test_information(void **state)
 {
     (void)state;
@@ -427,6 +454,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_completion),
+        cmocka_unit_test(test_huge_texts),
         cmocka_unit_test(test_several_prompts_and_samples),
         cmocka_unit_test(test_stream_equals_whole),
         cmocka_unit_test(test_stop_string),

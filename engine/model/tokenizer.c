@@ -159,6 +159,8 @@ static enum kvf_status load_bytes(struct build *b, size_t arena_size)
             at += size;
         }
         t->bytes[i] = (struct gguf_string){start, (size_t)(out - start)};
+        if (t->bytes[i].len > t->token_len_max)
+            t->token_len_max = t->bytes[i].len;
         string_map_add(&t->by_bytes, t->bytes, i);
     }
     return KVF_OK;
@@ -348,6 +350,11 @@ void engine_tokenizer_destroy(struct engine_tokenizer *tokenizer)
 uint32_t engine_tokenizer_vocab_size(const struct engine_tokenizer *tokenizer)
 {
     return tokenizer->vocab_size;
+}
+
+size_t engine_tokenizer_token_len_max(const struct engine_tokenizer *tokenizer)
+{
+    return tokenizer->token_len_max;
 }
 
 uint32_t engine_tokenizer_bos(const struct engine_tokenizer *tokenizer)

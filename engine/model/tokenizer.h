@@ -46,6 +46,8 @@ KVF_MUST_USE enum kvf_status engine_tokenizer_create(const struct gguf *file,
 void engine_tokenizer_destroy(struct engine_tokenizer *tokenizer);
 
 uint32_t engine_tokenizer_vocab_size(const struct engine_tokenizer *tokenizer);
+/* Bytes of the longest token: a text of n tokens has at most n times as many. */
+size_t engine_tokenizer_token_len_max(const struct engine_tokenizer *tokenizer);
 /* ENGINE_TOKEN_NONE when the file names none. */
 uint32_t engine_tokenizer_bos(const struct engine_tokenizer *tokenizer);
 uint32_t engine_tokenizer_eos(const struct engine_tokenizer *tokenizer);

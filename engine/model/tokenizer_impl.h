@@ -65,6 +65,7 @@ KVF_MUST_USE enum kvf_status splitter_run(const struct splitter *splitter, const
 
 struct engine_tokenizer {
     uint32_t vocab_size;
+    size_t token_len_max; /* bytes of the longest token */
     uint32_t bos;
     uint32_t eos;
     uint32_t eot;
