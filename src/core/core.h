@@ -343,6 +343,8 @@ void kvfi_emit_counts(struct kvfi_worker_core *core, struct kvfi_effects *effect
 enum kvf_status kvfi_peer_get(struct kvfi_worker_core *core, const char *engine_id,
                               const char *host, uint16_t port,
                               struct kvfi_peer **peer_p) KVF_MUST_USE;
+/* Where the next handshake goes. The host's length has been checked. */
+void kvfi_peer_set_address(struct kvfi_peer *peer, const char *host, uint16_t port);
 /* What a user of the peer has to expect. Starts a handshake when none runs. */
 enum kvfi_peer_wish {
     KVFI_PEER_READY,

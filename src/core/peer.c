@@ -49,6 +49,12 @@ void kvfi_peer_free(struct kvfi_worker_core *core, struct kvfi_peer *peer)
     kvfi_wire_free(core->allocator, peer);
 }
 
+void kvfi_peer_set_address(struct kvfi_peer *peer, const char *host, uint16_t port)
+{
+    memcpy(peer->host, host, strlen(host) + 1);
+    peer->port = port;
+}
+
 enum kvf_status kvfi_peer_get(struct kvfi_worker_core *core, const char *engine_id,
                               const char *host, uint16_t port, struct kvfi_peer **peer_p)
 {
@@ -81,10 +87,8 @@ enum kvf_status kvfi_peer_get(struct kvfi_worker_core *core, const char *engine_
                            kvfi_ns_add(core->now_ns, KVFI_PEER_FORGET_NS));
         core->peer_counts[KVFI_PEER_IDLE]++;
     }
-    if (peer->state == KVFI_PEER_IDLE || peer->state == KVFI_PEER_BACKOFF) {
-        memcpy(peer->host, host, host_len + 1);
-        peer->port = port;
-    }
+    if (peer->state == KVFI_PEER_IDLE || peer->state == KVFI_PEER_BACKOFF)
+        kvfi_peer_set_address(peer, host, port);
     *peer_p = peer;
     return KVF_OK;
 }

@@ -407,6 +407,14 @@ static enum kvf_status find_peer(struct kvfi_worker_core *core, const struct kvf
     return KVF_OK;
 }
 
+/* Another agent registers for the engine that we are connected to. It is where it says. */
+static void replace_agent(struct kvfi_worker_core *core, struct kvfi_peer *peer,
+                          const struct kvfi_push_reg *message)
+{
+    kvfi_peer_disconnect(core, peer, "another agent registers for this engine");
+    kvfi_peer_set_address(peer, message->decode_host, message->decode_port);
+}
+
 static enum kvf_status take_message(struct kvfi_worker_core *core,
                                     const struct kvfi_push_reg *message, const char *sender,
                                     struct kvfi_effects *effects)
@@ -433,7 +441,7 @@ static enum kvf_status take_message(struct kvfi_worker_core *core,
     if (!clear_way(core, registration, effects))
         return KVF_OK;
     if (peer->state == KVFI_PEER_CONNECTED && !kvfi_peer_is_agent(peer, sender))
-        kvfi_peer_disconnect(core, peer, "another agent registers for this engine");
+        replace_agent(core, peer, message);
     /* The handshake can run while prefill computes. */
     (void)kvfi_peer_want(core, peer);
     kvfi_emit_record(core, effects,

@@ -95,6 +95,24 @@ static void test_failed_write_settles_before_decode_is_told(void **state) /* P1 
     clean(w);
 }
 
+static void test_decode_comes_back_at_another_address(void **state)
+{
+    struct w_world *w = *state;
+    warm_up(w); /* and nobody notices that this process has gone */
+    w->side_channel_dead[W_D] = true;
+    const uint32_t ids[] = {0, 1, 2, 3};
+    const struct kvfi_block_group group = {ids, 4};
+    struct kvfi_push_reg reg = foreign("dec", D_ID, &group);
+    reg.decode_host = "host-d2";
+    reg.decode_port = 5700;
+    inject_from(w, "d02", reg);
+    w_prefill_start(w, P_ID, NULL, 16);
+    w_prefill_finish(w, P_ID);
+    w_run(w, 20 * W_S);
+    tells(w, "p tells its engine SENT " P_ID " (handshake with dec at host-d2:5700 failed");
+    clean(w);
+}
+
 /* ---- connections that do not last ------------------------------------------------------------ */
 
 static void test_connection_breaks_again_and_again(void **state)
@@ -234,6 +252,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_two_decode_engines_use_one_id),
         T(test_lease_is_over_before_the_blocks_are_staged),
+        T(test_decode_comes_back_at_another_address),
         T(test_failed_write_settles_before_decode_is_told),
         T(test_connection_breaks_again_and_again),
         T(test_receives_survive_a_peer_in_back_off),
