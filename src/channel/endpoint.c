@@ -32,7 +32,11 @@ static int look_up(const char *bare, int flags, struct addrinfo **list_p)
 {
     const struct addrinfo hints = {
         .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
-    return getaddrinfo(bare, NULL, &hints, list_p);
+    int rc = getaddrinfo(bare, NULL, &hints, list_p);
+    /* A system without a hosts file does not know the name; it means this host all the same. */
+    if (rc != 0 && strcmp(bare, "localhost") == 0 && !(flags & AI_NUMERICHOST))
+        rc = getaddrinfo("127.0.0.1", NULL, &hints, list_p);
+    return rc;
 }
 
 bool kvfi_endpoint_is_local_knowledge(const char *host)
