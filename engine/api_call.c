@@ -87,7 +87,7 @@ static int error_http_status(const struct engine_output *output)
     if (output->reason == ENGINE_FINISH_ABORT)
         return 503;
     if (!output->refused)
-        return 500;
+        return output->status == KVF_AGAIN ? 503 : 500;
     return refusal_http_status(output->status);
 }
 

@@ -94,6 +94,7 @@ static enum kvf_status start_scheduler(struct engine *engine, const struct engin
         .batch_tokens_max = options->batch_tokens_max,
         .sequences_max = options->sequences_max,
         .model_len_max = len_max,
+        .patience_ns = options->lease_ns,
         .recompute_failed = options->recompute_failed,
         .forward = engine_runner_forward(engine->runner),
         .sink = engine_loop_sink(engine),
@@ -127,9 +128,9 @@ static enum kvf_status assemble(struct engine *engine, const struct engine_optio
                                 &engine->outbox, error));
     KVF_TRY(open_model(engine, options, error));
     if (options->events_path)
-        KVF_TRY(kvf_events_open(
-            options->events_path, options->engine_id ? options->engine_id : engine->model_name,
-            engine_role_name(options->role), engine->metrics, &engine->events, error));
+        KVF_TRY(kvf_events_open(options->events_path, engine->engine_id,
+                                engine_role_name(options->role), engine->metrics, &engine->events,
+                                error));
     KVF_TRY(start_connector(engine, options, error));
     return start_scheduler(engine, options, error);
 }

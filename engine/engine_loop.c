@@ -240,6 +240,9 @@ static void sleep_until_something(struct engine *engine)
     };
     uint64_t now_ns = clock_now_ns();
     uint64_t deadline_ns = engine_connector_deadline_ns(engine->connector, now_ns);
+    uint64_t plan_ns = engine_scheduler_deadline_ns(engine->scheduler);
+    if (plan_ns < deadline_ns)
+        deadline_ns = plan_ns;
     struct timespec timeout;
     if (deadline_ns != UINT64_MAX) {
         uint64_t wait_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;

@@ -164,7 +164,8 @@ static const struct kvfi_option options[] = {
      .min = 1,
      .max = 86400000,
      .help = "how long a prefill engine keeps finished blocks that nobody fetches; a decode engine "
-             "that waits for them renews it",
+             "that waits for them renews it. A prefill request that finds no room among such "
+             "blocks gets 503 after the same time",
      .offset = AT(lease_ms)},
     {.name = "registration-timeout",
      .kind = KVFI_OPTION_DURATION,

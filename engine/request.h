@@ -58,6 +58,7 @@ struct engine_request {
     int logprobs;
     struct engine_sampler_params sampling;
 
+    uint64_t added_ns;
     uint32_t computed;  /* tokens whose KV is in the cache */
     uint32_t scheduled; /* tokens in the batch under way */
     uint32_t cached_tokens;

@@ -222,6 +222,7 @@ enum kvf_status engine_scheduler_add(struct engine_scheduler *scheduler, uint64_
     if (status != KVF_OK)
         goto err_remember;
     request->stage = ENGINE_WAITING;
+    request->added_ns = now_ns;
     DL_APPEND(scheduler->lists[ENGINE_WAITING], request);
     scheduler->counts[ENGINE_WAITING]++;
     return KVF_OK;

@@ -61,6 +61,7 @@ struct engine_scheduler_options {
     uint32_t batch_tokens_max; /* token budget of a step */
     uint32_t sequences_max;    /* running at once */
     uint32_t model_len_max;    /* prompt and output; clipped to what the pool can hold */
+    uint64_t patience_ns;      /* see engine_scheduler_deadline_ns; 0: endless */
     bool recompute_failed;     /* a failed receive is computed here instead of failing */
     struct engine_forward forward;
     struct engine_sink sink;
@@ -101,6 +102,11 @@ KVF_MUST_USE enum kvf_status engine_scheduler_add(struct engine_scheduler *sched
 void engine_scheduler_abort(struct engine_scheduler *scheduler, uint64_t now_ns, const char *id);
 /* The same for all that have not ended. */
 void engine_scheduler_abort_all(struct engine_scheduler *scheduler, uint64_t now_ns);
+
+/* When plan is to be called at the latest, though nothing happens: a prefill leg that finds no room
+ * because of held blocks, while nothing runs and nothing is released, is refused (KVF_AGAIN) after
+ * patience_ns. UINT64_MAX: no such leg. */
+uint64_t engine_scheduler_deadline_ns(const struct engine_scheduler *scheduler);
 
 /* Chooses the batch. False: there is nothing to run. */
 KVF_MUST_USE bool engine_scheduler_plan(struct engine_scheduler *scheduler, uint64_t now_ns);

@@ -71,6 +71,7 @@ void engine_end_request(struct engine_scheduler *scheduler, uint64_t now_ns,
         .block_count = has_response ? block_count : 0,
     };
     scheduler->finished[reason]++;
+    scheduler->moved_ns = now_ns;
     emit_end(scheduler, request, reason, report.message);
     scheduler->options.sink.finished(scheduler->options.sink.ctx, request->user, &report);
     request->user = NULL;
@@ -112,8 +113,10 @@ static void give_quarantine(struct engine_scheduler *scheduler, struct engine_re
     request->awaits_release = false;
 }
 
-static void release(struct engine_scheduler *scheduler, struct engine_request *request)
+static void release(struct engine_scheduler *scheduler, uint64_t now_ns,
+                    struct engine_request *request)
 {
+    scheduler->moved_ns = now_ns;
     give_quarantine(scheduler, request);
     if (request->stage != ENGINE_HELD)
         return;
@@ -176,22 +179,22 @@ void engine_scheduler_kv_result(struct engine_scheduler *scheduler, uint64_t now
     switch (result->kind) {
     case KVF_RESULT_SENT:
         if (request->stage == ENGINE_HELD)
-            release(scheduler, request);
+            release(scheduler, now_ns, request);
         break;
     case KVF_RESULT_RELEASED:
-        release(scheduler, request);
+        release(scheduler, now_ns, request);
         break;
     case KVF_RESULT_RECEIVED:
         if (request->stage == ENGINE_PARKED)
             received(scheduler, request);
         else if (request->stage == ENGINE_HELD && result->blocks_free)
-            release(scheduler, request);
+            release(scheduler, now_ns, request);
         break;
     case KVF_RESULT_FAILED:
         if (request->stage == ENGINE_PARKED)
             receive_failed(scheduler, now_ns, request, result);
         else if (request->stage == ENGINE_HELD && result->blocks_free)
-            release(scheduler, request);
+            release(scheduler, now_ns, request);
         break;
     }
 }

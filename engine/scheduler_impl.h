@@ -24,7 +24,8 @@ struct engine_scheduler {
     struct engine_sequence *sequences;
     struct engine_request **batch;
     uint32_t batch_count;
-    uint32_t budget; /* tokens left while planning */
+    uint32_t budget;   /* tokens left while planning */
+    uint64_t moved_ns; /* a request ended, or gave its blocks back, last */
 
     uint64_t prompt_tokens;
     uint64_t cached_tokens;

@@ -417,6 +417,44 @@ static void test_random_traffic(void **state)
     }
 }
 
+static void test_a_leg_does_not_wait_for_held_blocks_for_ever(void **state)
+{
+    (void)state;
+    struct engine_scheduler_options options = ROOMY;
+    options.block_count = 10;
+    options.model_len_max = 40;
+    options.patience_ns = 10000000; /* ten steps of the world */
+    struct world *world = open_world(&options);
+    struct world_request *first = prefill_leg(world, 1, 30, 1);
+    world_submit(world, first);
+    world_run(world);
+    assert_int_equal(UINT64_MAX, engine_scheduler_deadline_ns(world->scheduler));
+    for (int i = 0; i < 50; i++) /* long ago, when the next one comes */
+        (void)world_step(world);
+    struct world_request *second = prefill_leg(world, 2, 30, 1);
+    struct world_request *third = prefill_leg(world, 3, 30, 1);
+    world_submit(world, second);
+    world_submit(world, third);
+    uint64_t due_ns = world->now_ns + options.patience_ns;
+    assert_int_equal(due_ns, engine_scheduler_deadline_ns(world->scheduler));
+    while (world->now_ns + 1000000 < due_ns)
+        assert_false(world_step(world));
+    assert_false(second->finished);
+    assert_false(world_step(world));
+    assert_true(second->finished && !third->finished);
+    assert_int_equal(ENGINE_FINISH_ERROR, second->reason);
+    assert_non_null(strstr(second->message, "no room: 2 of 10 blocks are free"));
+    /* The next one has its time too. */
+    assert_int_equal(world->now_ns + options.patience_ns,
+                     engine_scheduler_deadline_ns(world->scheduler));
+    world_result(world, first, KVF_RESULT_SENT, true);
+    assert_int_equal(UINT64_MAX, engine_scheduler_deadline_ns(world->scheduler));
+    world_run(world);
+    assert_int_equal(ENGINE_FINISH_LENGTH, third->reason);
+    world_result(world, third, KVF_RESULT_SENT, true);
+    close_world(world);
+}
+
 static struct world_request *named(struct world_request *request, const char *id,
                                    const char *transfer_id)
 {
@@ -496,6 +534,7 @@ int main(void)
         cmocka_unit_test(test_prefill_holds_its_blocks),
         cmocka_unit_test(test_prefill_offers_the_prompt),
         cmocka_unit_test(test_which_ends_hand_over),
+        cmocka_unit_test(test_a_leg_does_not_wait_for_held_blocks_for_ever),
         cmocka_unit_test(test_one_leg_for_each_name),
         cmocka_unit_test(test_names_of_mixed_requests),
         cmocka_unit_test(test_random_traffic),

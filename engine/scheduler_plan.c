@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/scheduler_impl.h"
 
+#include <stdio.h>
+
 static uint32_t pending_tokens(const struct engine_request *request)
 {
     return request->token_count - request->computed;
@@ -173,6 +175,44 @@ static void admit_waiting(struct engine_scheduler *scheduler, uint64_t now_ns)
     }
 }
 
+/* The first prefill leg, when it waits for room that only other engines can make. */
+static struct engine_request *stuck_leg(const struct engine_scheduler *scheduler)
+{
+    if (scheduler->options.patience_ns == 0 || scheduler->counts[ENGINE_HELD] == 0 ||
+        scheduler->counts[ENGINE_RUNNING] + scheduler->counts[ENGINE_READY] > 0)
+        return NULL;
+    struct engine_request *request;
+    DL_FOREACH (scheduler->lists[ENGINE_WAITING], request)
+        if (request->remote_decode)
+            return request;
+    return NULL;
+}
+
+uint64_t engine_scheduler_deadline_ns(const struct engine_scheduler *scheduler)
+{
+    const struct engine_request *leg = stuck_leg(scheduler);
+    if (!leg)
+        return UINT64_MAX;
+    uint64_t since_ns = leg->added_ns > scheduler->moved_ns ? leg->added_ns : scheduler->moved_ns;
+    return since_ns + scheduler->options.patience_ns;
+}
+
+/* Two legs may wait for each other: decode has given its blocks to the one whose prompt waits here,
+ * and the blocks here wait for one that has no room there. */
+static void refuse_stuck_leg(struct engine_scheduler *scheduler, uint64_t now_ns)
+{
+    if (engine_scheduler_deadline_ns(scheduler) > now_ns)
+        return;
+    struct engine_request *leg = stuck_leg(scheduler);
+    char message[200];
+    (void)snprintf(message, sizeof(message),
+                   "no room: %u of %u blocks are free, the others hold prompts that decode engines "
+                   "have not fetched for %llu ms",
+                   engine_block_pool_free_count(scheduler->pool), scheduler->options.block_count,
+                   (unsigned long long)(scheduler->options.patience_ns / 1000000));
+    engine_end_request(scheduler, now_ns, leg, ENGINE_FINISH_ERROR, KVF_AGAIN, message);
+}
+
 static void collect_batch(struct engine_scheduler *scheduler)
 {
     struct engine_request *request;
@@ -206,6 +246,7 @@ bool engine_scheduler_plan(struct engine_scheduler *scheduler, uint64_t now_ns)
     /* What was just pushed out must not be let in again by the blocks it gave up. */
     if (!preempted)
         admit_waiting(scheduler, now_ns);
+    refuse_stuck_leg(scheduler, now_ns);
     collect_batch(scheduler);
     return scheduler->batch_count > 0;
 }
