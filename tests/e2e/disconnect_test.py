@@ -37,7 +37,7 @@ class Watcher(threading.Thread):
                         tag = re.search(r"leaver-\d+x", record["request"])
                         if tag:
                             self.seen.add((tag.group(), record["event"]))
-                            if record["event"] == "end":
+                            if record["event"] == "end" and record["role"] == "decode":
                                 self.seen.add((tag.group(), "over"))
                     self.cond.notify_all()
 
@@ -60,7 +60,7 @@ class Leaver:
         self.reset = rng.random() < 0.5
         stream = self.stage.endswith("chunk") or rng.random() < 0.5
         ids = [rng.randint(3, 258) for _ in range(rng.choice((1, 40, 200, 600)))]
-        body = json.dumps({"model": "test", "prompt": ids, "max_tokens": 64, "ignore_eos": True,
+        body = json.dumps({"model": "test", "prompt": ids, "max_tokens": 300, "ignore_eos": True,
                            "temperature": 0, "stream": stream}).encode()
         head = ("POST /v1/completions HTTP/1.1\r\nHost: kvferry\r\nContent-Type: application/json\r\n"
                 "X-Request-Id: %s\r\nContent-Length: %d\r\n\r\n" % (self.tag, len(body))).encode()

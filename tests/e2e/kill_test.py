@@ -55,7 +55,7 @@ class Client(threading.Thread):
 
 
 def long_prompt(rng, max_tokens):
-    ids = [rng.randint(3, 258) for _ in range(1500)]
+    ids = [rng.randint(3, 258) for _ in range(200 if rig.SMALL else 1500)]
     return Prompt("/v1/completions", {"prompt": ids, "max_tokens": max_tokens, "ignore_eos": True})
 
 
@@ -70,7 +70,7 @@ class Stages(rig.Case):
             self.rig.env["UCX_TLS"] = self.TRANSPORTS
         self.rng = random_source(self.id())
         # 24 layers: 1,500 tokens are 9 MB of cache, more than the sockets' buffers hold.
-        options = {"model": self.rig.model(layers=24), "lease": LEASE_S,
+        options = {"model": self.rig.model(layers=4 if rig.SMALL else 24), "lease": LEASE_S,
                    "registration_timeout": 8}
         self.prefill = self.rig.engine("prefill", **options)
         self.decode = self.rig.engine("decode", **options)
