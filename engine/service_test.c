@@ -236,7 +236,8 @@ static void test_huge_texts(void **state)
         {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"", "\"}]}"},
     };
     const struct engine_info *info = engine_info(single.engine);
-    int len = (int)((size_t)2 * info->model_len_max * engine_tokenizer_token_len_max(info->tokenizer));
+    int len =
+        (int)((size_t)2 * info->model_len_max * engine_tokenizer_token_len_max(info->tokenizer));
     for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
         char *body = NULL;
         assert_true(asprintf(&body, "%s%*s%s", bodies[i].before, len, "", bodies[i].after) > len);
