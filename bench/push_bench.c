@@ -73,21 +73,21 @@ static void bench_throughput(struct bench_pair *pair, size_t round_count)
     if (!write_ns)
         bench_die("out of memory for %zu rounds", round_count);
     uint64_t *copy_ns = write_ns + round_count;
+    size_t blocks = pair->block_count / 2; /* the other half is decode's */
     struct bench_cpu before = bench_cpu(pair);
     for (size_t i = 0; i < round_count; i++) {
         struct bench_times times;
-        bench_transfer(pair, 1000000 + i, pair->block_count / 2, true, &times);
+        bench_transfer(pair, 1000000 + i, blocks, true, &times);
         write_ns[i] = times.landed_ns - times.posted_ns;
-        copy_ns[i] = bench_memcpy_floor(pair, pair->block_count / 2);
+        copy_ns[i] = bench_memcpy_floor(pair, blocks);
     }
     struct bench_cpu after = bench_cpu(pair);
-    double bytes = (double)(pair->block_count / 2 * pair->block_bytes * pair->region_count);
+    double bytes = (double)(blocks * pair->block_bytes * pair->region_count);
     double write_us = quantile_us(write_ns, round_count, 0.5);
     double copy_us = quantile_us(copy_ns, round_count, 0.5);
     printf("\nthroughput, %zu scattered blocks of %zu bytes in %zu regions (%.1f MiB), median of "
            "%zu\n",
-           pair->block_count / 2, pair->block_bytes, pair->region_count, bytes / 1048576,
-           round_count);
+           blocks, pair->block_bytes, pair->region_count, bytes / 1048576, round_count);
     printf("%-46s %9.3f GB/s  (%.1f us)\n", "WRITE over UCX, post to flushed",
            bytes / write_us / 1e3, write_us);
     printf("%-46s %9.3f GB/s  (%.1f us)\n", "floor: scattered memcpy, shared mapping",
