@@ -87,7 +87,8 @@ static void set_down(struct kvfi_upstream *upstream, enum kvfi_upstream_state st
                 upstream->name, kvfi_upstream_state_name(state), reason);
     upstream->state = state;
     upstream->checked_ms = 0;
-    snprintf(upstream->reason, sizeof(upstream->reason), "%s", reason);
+    snprintf(upstream->reason, sizeof(upstream->reason), "%.*s", (int)sizeof(upstream->reason) - 1,
+             reason);
     if (!was_up)
         return;
     upstream->down_total++;
