@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <string.h>
 
-static const unsigned legal_next[KVFI_PEER_STATE_COUNT] = {
+static const unsigned __attribute__((unused)) legal_next[KVFI_PEER_STATE_COUNT] = {
 #define KVFI_PEER_STATE_NEXT(state, next) [KVFI_PEER_##state] = (next),
     KVFI_PEER_STATE_LIST(KVFI_PEER_STATE_NEXT)
 #undef KVFI_PEER_STATE_NEXT

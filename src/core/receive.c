@@ -15,7 +15,7 @@
 #include <assert.h>
 #include <string.h>
 
-static const unsigned legal_next[KVFI_RECEIVE_STATE_COUNT] = {
+static const unsigned __attribute__((unused)) legal_next[KVFI_RECEIVE_STATE_COUNT] = {
 #define KVFI_RECEIVE_STATE_NEXT(state, next) [KVFI_RECEIVE_##state] = (next),
     KVFI_RECEIVE_STATE_LIST(KVFI_RECEIVE_STATE_NEXT)
 #undef KVFI_RECEIVE_STATE_NEXT

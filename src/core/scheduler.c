@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <string.h>
 
-static const unsigned legal_next[KVFI_REQUEST_STATE_COUNT] = {
+static const unsigned __attribute__((unused)) legal_next[KVFI_REQUEST_STATE_COUNT] = {
 #define KVFI_REQUEST_STATE_NEXT(state, next) [KVFI_REQUEST_##state] = (next),
     KVFI_REQUEST_STATE_LIST(KVFI_REQUEST_STATE_NEXT)
 #undef KVFI_REQUEST_STATE_NEXT

@@ -12,7 +12,7 @@
 #include <assert.h>
 #include <string.h>
 
-static const unsigned legal_next[KVFI_SEND_STATE_COUNT] = {
+static const unsigned __attribute__((unused)) legal_next[KVFI_SEND_STATE_COUNT] = {
 #define KVFI_SEND_STATE_NEXT(state, next) [KVFI_SEND_##state] = (next),
     KVFI_SEND_STATE_LIST(KVFI_SEND_STATE_NEXT)
 #undef KVFI_SEND_STATE_NEXT
