@@ -27,7 +27,8 @@ struct engine_text_stream {
 void engine_text_stream_free(struct engine_text_stream *stream);
 
 /* Appends to *text what became certain with this token. stream->stopped is set when a stop string
- * is complete; what follows it is dropped. match_stops false: stop strings are ignored for now.
+ * is complete; what follows it is dropped. match_stops false: no stop string can end
+ * at this token (min_tokens is not reached yet).
  * KVF_ENOMEM, KVF_EINVAL for an id outside the vocabulary. */
 KVF_MUST_USE enum kvf_status engine_text_stream_push(struct engine_text_stream *stream,
                                                      uint32_t token, bool match_stops,

@@ -13,8 +13,8 @@
  * How an event is applied. First it changes objects: states, links, deadlines, and notes of what
  * is owed to the outside. That part takes no memory, so it cannot fail half-way (objects bring
  * with them all they will ever need, their tombstone included). Then the objects that owe
- * something are taken from `todo` and put it into the effect list, each of them whole or not at
- * all; one for which memory is short stays in `todo` and is tried again.
+ * something are taken from `owing` and put it into the effect list, each of them whole or not at
+ * all; one for which memory is short stays in `owing` and is tried again.
  */
 
 #include "core/deadline.h"
@@ -44,7 +44,7 @@ enum kvfi_work_kind {
     KVFI_WORK_RECEIVE,
 };
 
-/* Membership in `todo`; the kind says which object it lies in. Deadlines use the same kinds. */
+/* Membership in `owing`; the kind says which object it lies in. Deadlines use the same kinds. */
 struct kvfi_work {
     struct kvfi_list link;
     enum kvfi_work_kind kind;
@@ -285,7 +285,7 @@ struct kvfi_worker_core {
     struct kvfi_index peers_by_handshake;
     struct kvfi_tombstones tombstones;
     struct kvfi_deadlines deadlines;
-    struct kvfi_list todo;
+    struct kvfi_list owing;
     struct kvfi_list steps; /* not applied to the end */
     struct kvfi_step_cursor cursor;
     uint64_t retry_ns; /* UINT64_MAX: nothing is behind */
@@ -302,7 +302,7 @@ struct kvfi_worker_core {
 
 /* ---- emit.c --------------------------------------------------------------------------------- */
 
-/* Puts the object into `todo` unless it is there. */
+/* Puts the object into `owing` unless it is there. */
 void kvfi_core_todo(struct kvfi_worker_core *core, struct kvfi_work *work);
 void kvfi_core_count(struct kvfi_worker_core *core, enum kvf_counter counter);
 void kvfi_core_set_reason(char reason[KVF_REASON_LEN_MAX + 1], const char *fmt, ...)

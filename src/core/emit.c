@@ -7,7 +7,7 @@
 void kvfi_core_todo(struct kvfi_worker_core *core, struct kvfi_work *work)
 {
     if (kvfi_list_empty(&work->link))
-        kvfi_list_append(&core->todo, &work->link);
+        kvfi_list_append(&core->owing, &work->link);
 }
 
 void kvfi_core_count(struct kvfi_worker_core *core, enum kvf_counter counter)

@@ -164,7 +164,7 @@ static void init_tables(struct kvfi_worker_core *core,
                                                       : TOMBSTONE_COUNT_MAX,
                          options->tombstone_ns ? options->tombstone_ns : TOMBSTONE_NS);
     kvfi_deadlines_init(&core->deadlines, core->allocator);
-    kvfi_list_init(&core->todo);
+    kvfi_list_init(&core->owing);
     kvfi_list_init(&core->steps);
     kvfi_buf_init(&core->scratch, core->allocator);
 }
@@ -237,8 +237,8 @@ void kvfi_worker_core_destroy(struct kvfi_worker_core *core)
         kvfi_list_remove(core->steps.next);
         kvf_step_free(step);
     }
-    while (!kvfi_list_empty(&core->todo))
-        free_work(core, KVFI_CONTAINER_OF(core->todo.next, struct kvfi_work, link));
+    while (!kvfi_list_empty(&core->owing))
+        free_work(core, KVFI_CONTAINER_OF(core->owing.next, struct kvfi_work, link));
     for (size_t i = 0; i < core->peers.bucket_count; i++)
         while (core->peers.buckets[i])
             free_peer(core,
@@ -360,15 +360,15 @@ static void flush_todo(struct kvfi_worker_core *core, struct kvfi_effects *effec
 {
     struct kvfi_list stuck;
     kvfi_list_init(&stuck);
-    while (!kvfi_list_empty(&core->todo)) {
-        struct kvfi_work *work = KVFI_CONTAINER_OF(core->todo.next, struct kvfi_work, link);
+    while (!kvfi_list_empty(&core->owing)) {
+        struct kvfi_work *work = KVFI_CONTAINER_OF(core->owing.next, struct kvfi_work, link);
         kvfi_list_remove(&work->link);
         if (flush(core, work, effects) == KVF_ENOMEM)
             kvfi_list_append(&stuck, &work->link);
     }
     while (!kvfi_list_empty(&stuck))
-        kvfi_list_append(&core->todo, stuck.next);
-    if (!kvfi_list_empty(&core->todo))
+        kvfi_list_append(&core->owing, stuck.next);
+    if (!kvfi_list_empty(&core->owing))
         core->retry_ns = kvfi_ns_add(core->now_ns, KVFI_RETRY_NS);
 }
 
