@@ -20,7 +20,9 @@ static bool heap_fails(struct test_heap *heap)
     long call = atomic_fetch_add(&heap->calls, 1) + 1;
     long every = atomic_load(&heap->fail_every);
     long at = atomic_load(&heap->fail_at);
-    return (every > 0 && call % every == 0) || (at > 0 && call == at);
+    if (at > 0 && call == at)
+        return true;
+    return every > 0 && call % every == 0 && atomic_fetch_sub(&heap->failures_left, 1) > 0;
 }
 
 static void *heap_alloc(void *ctx, size_t size)
@@ -53,6 +55,7 @@ void test_heap_init(struct test_heap *heap)
     atomic_store(&heap->live, 0);
     atomic_store(&heap->calls, 0);
     atomic_store(&heap->fail_every, 0);
+    atomic_store(&heap->failures_left, 0);
     atomic_store(&heap->fail_at, 0);
     heap->allocator = (struct kvf_allocator){
         .ctx = heap, .alloc = heap_alloc, .realloc = heap_realloc, .free = heap_free};

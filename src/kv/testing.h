@@ -20,13 +20,14 @@ struct kvfi_mem_net;
 #define TEST_REGION_BYTES ((size_t)TEST_STRIDE_BYTES * TEST_BLOCK_COUNT)
 #define TEST_UNTOUCHED    0xEE
 
-/* Counts what is alive; every fail_every-th allocation fails while that is not 0, and the
- * fail_at-th from now on. */
+/* Counts what is alive; every fail_every-th allocation fails while that is not 0 and failures are
+ * left, and the fail_at-th from now on. */
 struct test_heap {
     struct kvf_allocator allocator;
     _Atomic long live;
     _Atomic long calls;
     _Atomic long fail_every;
+    _Atomic long failures_left;
     _Atomic long fail_at;
 };
 void test_heap_init(struct test_heap *heap);

@@ -396,14 +396,21 @@ static void test_a_failed_write_ends_its_request_only(void **state)
     stop_rig(&rig);
 }
 
-static void fail_every(struct rig *rig, long every)
+static void fail_every(struct rig *rig, long every, long failures)
 {
-    atomic_store(&rig->prefill.heap.fail_every, every);
-    atomic_store(&rig->decode.heap.fail_every, every);
+    struct test_heap *heaps[] = {&rig->prefill.heap, &rig->decode.heap};
+    for (size_t i = 0; i < 2; i++) {
+        atomic_store(&heaps[i]->failures_left, failures);
+        atomic_store(&heaps[i]->fail_every, every);
+    }
 }
 
-/* Every so-manieth allocation of both workers fails: requests may fail, but each ends, on both
- * sides, and nothing is left. */
+/*
+ * Every so-manieth allocation of both workers fails, so often: requests may fail, but each ends, on
+ * both sides, and nothing is left. The failures come to an end, because P2 promises a bound after
+ * the last fault only: a handshake makes more allocations than `every`, so it would never succeed,
+ * and decode may not have its blocks back before prefill can be asked.
+ */
 static void test_short_of_memory(void **state)
 {
     const struct test_engine_options options = {.lease_ns = 200 * KVFI_NS_PER_MS,
@@ -414,9 +421,9 @@ static void test_short_of_memory(void **state)
         start_rig(&rig, "mem", &options);
         /* From before the handshakes, which then fail. */
         begin_run(&run, &rig, 8);
-        fail_every(&rig, every);
+        fail_every(&rig, every, 20);
         run_requests(&run, 8, 16);
-        fail_every(&rig, 0);
+        fail_every(&rig, 0, 0);
         end_run(&run);
         stop_rig(&rig);
 
@@ -427,9 +434,9 @@ static void test_short_of_memory(void **state)
         end_run(&run);
         begin_run(&run, &rig, 100);
         run.first_number = 1;
-        fail_every(&rig, every);
+        fail_every(&rig, every, 200);
         run_requests(&run, 8, 16);
-        fail_every(&rig, 0);
+        fail_every(&rig, 0, 0);
         assert_in_range(run.failed, 0, 100);
         end_run(&run);
         stop_rig(&rig);
