@@ -14,7 +14,6 @@ Environment (set by tests/meson.build):
   KVF_E2E_SMALL    set: smaller counts, for builds that run slowly (sanitizers)
 """
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -480,15 +479,6 @@ def listening(pid):
                 address, port = fields[1].split(":")
                 found.add((socket.inet_ntoa(struct.pack("=I", int(address, 16))), int(port, 16)))
     return found
-
-
-def ucx_version(pid):
-    """(major, minor) of the libucp that a process has loaded."""
-    with open("/proc/%d/maps" % pid) as file:
-        path = next(line.split()[-1] for line in file if "/libucp.so" in line)
-    numbers = [ctypes.c_uint() for _ in range(3)]
-    ctypes.CDLL(path).ucp_get_version(*map(ctypes.byref, numbers))
-    return tuple(number.value for number in numbers[:2])
 
 
 def metric(server, name):

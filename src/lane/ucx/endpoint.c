@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One endpoint per peer: creation, failure, and a close that is driven to its end. */
+#include "lane/ucx/carry_wire.h"
 #include "lane/ucx/ucx.h"
 
 #include "runtime/alloc.h"
@@ -20,6 +21,7 @@ static void on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
         return;
     peer->failed = true;
     peer->failure = status;
+    kvfi_ucx_carry_lost(peer);
     if (!peer->cancelled && !peer->released) {
         peer->event.kind = UCX_PEER_LOST;
         kvfi_lane_queue_put(&peer->lane->events, &peer->event);
@@ -62,6 +64,8 @@ enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, si
                                  void *user, struct kvfi_lane_peer **peer_p,
                                  struct kvf_error *error)
 {
+    uint64_t abilities = 0;
+    len = kvfi_trailer_decode(address, len, &abilities);
     if (len < ADDRESS_LEN_MIN || (*(const unsigned char *)address & 0x0f) > 1)
         return kvf_fail(error, KVF_EFORMAT,
                         "ucx: %zu bytes are not a worker address of format 1 or 2", len);
@@ -70,6 +74,7 @@ enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, si
         return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for a peer");
     peer->lane = lane;
     peer->user = user;
+    peer->abilities = abilities;
     enum kvf_status status = create_endpoint(peer, address, len, error);
     if (status != KVF_OK) {
         kvfi_free(lane->allocator, peer);

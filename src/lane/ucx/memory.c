@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Registration, and the keys with which others reach it. */
+#include "lane/ucx/carry_wire.h"
 #include "lane/ucx/rkey.h"
 #include "lane/ucx/ucx.h"
 
@@ -48,6 +49,72 @@ static enum kvf_status pack(struct kvfi_lane *lane, ucp_mem_h memh,
     return KVF_OK;
 }
 
+/* The number of registrations that begin at or below addr. */
+static size_t count_up_to(const struct kvfi_lane *lane, uint64_t addr)
+{
+    size_t low = 0;
+    size_t high = lane->usage.memories;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (lane->memories[middle]->addr <= addr)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static enum kvf_status insert(struct kvfi_lane *lane, struct kvfi_lane_memory *memory,
+                              struct kvf_error *error)
+{
+    size_t count = lane->usage.memories;
+    if (count == lane->memory_cap) {
+        size_t cap = count ? 2 * count : 16;
+        struct kvfi_lane_memory **memories =
+            kvfi_calloc(lane->allocator, cap, sizeof(struct kvfi_lane_memory *));
+        if (!memories)
+            return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for %zu registrations", cap);
+        if (count > 0)
+            memcpy(memories, lane->memories, count * sizeof(struct kvfi_lane_memory *));
+        kvfi_free(lane->allocator, lane->memories);
+        lane->memories = memories;
+        lane->memory_cap = cap;
+    }
+    size_t at = count_up_to(lane, memory->addr);
+    memmove(lane->memories + at + 1, lane->memories + at,
+            (count - at) * sizeof(struct kvfi_lane_memory *));
+    lane->memories[at] = memory;
+    lane->usage.memories++;
+    return KVF_OK;
+}
+
+static void withdraw(struct kvfi_lane *lane, const struct kvfi_lane_memory *memory)
+{
+    size_t at = count_up_to(lane, memory->addr);
+    while (lane->memories[at - 1] != memory) /* several may begin there */
+        at--;
+    memmove(lane->memories + at - 1, lane->memories + at,
+            (lane->usage.memories - at) * sizeof(struct kvfi_lane_memory *));
+    lane->usage.memories--;
+}
+
+bool kvfi_ucx_is_writable(const struct kvfi_lane *lane, uint64_t addr, uint64_t length)
+{
+    /* The nearest one covers it, unless registrations lie inside each other. */
+    for (size_t i = count_up_to(lane, addr); i > 0; i--) {
+        const struct kvfi_lane_memory *memory = lane->memories[i - 1];
+        uint64_t offset = addr - memory->addr;
+        if (offset <= memory->length && length <= memory->length - offset)
+            return memory->type == UCS_MEMORY_TYPE_HOST;
+    }
+    return false;
+}
+
+void kvfi_ucx_free_memories(struct kvfi_lane *lane)
+{
+    kvfi_free(lane->allocator, lane->memories);
+}
+
 enum kvf_status kvfi_ucx_register(struct kvfi_lane *lane, void *addr, size_t length,
                                   enum kvf_memory_kind kind, struct kvfi_lane_memory **memory_p,
                                   struct kvf_error *error)
@@ -67,23 +134,27 @@ enum kvf_status kvfi_ucx_register(struct kvfi_lane *lane, void *addr, size_t len
                         length, addr, ucs_status_string(mapped));
     struct kvfi_lane_memory *memory = NULL;
     enum kvf_status status = pack(lane, memh, &memory, error);
-    if (memory)
+    if (memory) {
+        memory->addr = (uintptr_t)addr;
+        memory->length = length;
         status = check_kind(memory, kind, error);
+    }
+    if (status == KVF_OK)
+        status = insert(lane, memory, error);
     if (status != KVF_OK) {
         kvfi_free(lane->allocator, memory);
         (void)ucp_mem_unmap(lane->context, memh);
         return status;
     }
-    lane->usage.memories++;
     *memory_p = memory;
     return KVF_OK;
 }
 
 void kvfi_ucx_deregister(struct kvfi_lane *lane, struct kvfi_lane_memory *memory)
 {
+    withdraw(lane, memory); /* first: no message may write there from now on */
     (void)ucp_mem_unmap(lane->context, memory->memh);
     kvfi_free(lane->allocator, memory);
-    lane->usage.memories--;
 }
 
 void kvfi_ucx_memory_rkey(const struct kvfi_lane_memory *memory, const void **rkey_p, size_t *len_p)
@@ -117,6 +188,7 @@ enum kvf_status kvfi_ucx_rkey_unpack(struct kvfi_lane *lane, struct kvfi_lane_pe
                           len, ucs_status_string(status));
         goto out;
     }
+    rkey->carried = (peer->abilities & KVFI_TRAILER_CARRY) && kvfi_rkey_is_keyless(bytes, len);
     lane->usage.rkeys++;
     *rkey_p = rkey;
     rkey = NULL;

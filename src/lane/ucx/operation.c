@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Transfers and messages. A transfer is its puts or gets, then one endpoint flush (which for puts
- * means: visible at the target), then the message, sent from the completion of the last of them.
+ * means: visible at the target), and its carried pieces until the target has answered them; then
+ * the message, sent from the completion of the last of these.
  */
 #include "lane/ucx/ucx.h"
 
@@ -27,7 +28,7 @@ static enum kvf_status to_status(const struct kvfi_lane_peer *peer, ucs_status_t
     return KVF_ETRANSPORT;
 }
 
-static void note(struct kvfi_lane_op *op, ucs_status_t status)
+void kvfi_ucx_note(struct kvfi_lane_op *op, ucs_status_t status)
 {
     if (op->status == KVF_OK)
         op->status = to_status(op->peer, status);
@@ -48,13 +49,18 @@ static void advance(struct kvfi_lane_op *op)
     kvfi_lane_queue_put(&op->peer->lane->events, &op->event);
 }
 
+void kvfi_ucx_part_done(struct kvfi_lane_op *op)
+{
+    if (--op->outstanding == 0)
+        advance(op);
+}
+
 static void on_part_done(void *request, ucs_status_t status, void *user_data)
 {
     struct kvfi_lane_op *op = user_data;
     ucp_request_free(request);
-    note(op, status);
-    if (--op->outstanding == 0)
-        advance(op);
+    kvfi_ucx_note(op, status);
+    kvfi_ucx_part_done(op);
 }
 
 /* What a non-blocking call returned: done, failed, or one more part to wait for. */
@@ -65,7 +71,7 @@ static ucs_status_t account(struct kvfi_lane_op *op, ucs_status_ptr_t request)
         return UCS_INPROGRESS;
     }
     ucs_status_t status = UCS_PTR_STATUS(request);
-    note(op, status);
+    kvfi_ucx_note(op, status);
     return status;
 }
 
@@ -73,7 +79,7 @@ static void send_message(struct kvfi_lane_op *op)
 {
     op->stage = STAGE_MESSAGE;
     if (!op->peer->ep) {
-        note(op, UCS_ERR_CANCELED);
+        kvfi_ucx_note(op, UCS_ERR_CANCELED);
         advance(op);
         return;
     }
@@ -117,6 +123,7 @@ static void remember(struct kvfi_lane *lane, struct kvfi_lane_peer *peer, struct
 {
     op->peer = peer;
     op->status = KVF_OK;
+    op->lane_data = NULL;
     op->back = NULL;
     op->link = lane->ops;
     if (lane->ops)
@@ -136,6 +143,7 @@ void kvfi_ucx_forget_op(struct kvfi_lane *lane, struct kvfi_lane_op *op)
         lane->ops = op->link;
     lane->usage.operations--;
     op->peer->operations--;
+    kvfi_ucx_carry_forget(op);
 }
 
 void kvfi_ucx_abandon_ops(struct kvfi_lane *lane)
@@ -165,24 +173,26 @@ enum kvf_status kvfi_ucx_post(struct kvfi_lane *lane, struct kvfi_lane_peer *pee
         .cb = {.send = on_part_done},
         .user_data = op,
     };
-    uint64_t posted = 0;
+    bool carried = false;
+    bool posted = false;
     struct kvfi_lane_piece piece;
     while (op->status == KVF_OK && next(next_ctx, &piece)) {
-        if (post_piece(op, operation, &piece, &param) >= UCS_OK)
-            posted++;
+        if (operation == KVF_WRITE && piece.rkey->carried)
+            carried = kvfi_ucx_carry_piece(op, &piece) || carried;
+        else
+            posted = post_piece(op, operation, &piece, &param) >= UCS_OK || posted;
     }
-    if (op->status != KVF_OK && posted == 0) {
+    if (op->status != KVF_OK && !posted && !carried) {
         enum kvf_status status = op->status;
         kvfi_ucx_forget_op(lane, op);
         return status;
     }
     /* also after a failed part: the earlier ones must have landed before anybody is told */
-    if (posted > 0) {
+    if (posted) {
         param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
         (void)account(op, ucp_ep_flush_nbx(peer->ep, &param));
     }
-    if (--op->outstanding == 0)
-        advance(op);
+    kvfi_ucx_part_done(op);
     return KVF_OK;
 }
 

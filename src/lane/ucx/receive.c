@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Active message 0: each is copied in the handler and delivered by progress(). */
+/* Notifications: each is copied in the handler and delivered by progress(). */
 #include "lane/ucx/ucx.h"
 
 #include "runtime/alloc.h"
@@ -87,9 +87,11 @@ enum kvf_status kvfi_ucx_receive_start(struct kvfi_lane *lane, struct kvf_error 
     };
     ucs_status_t status = ucp_worker_set_am_recv_handler(lane->worker, &param);
     if (status == UCS_OK)
+        status = kvfi_ucx_carry_start(lane);
+    if (status == UCS_OK)
         return KVF_OK;
-    return kvf_fail(error, KVF_ETRANSPORT, "ucx: no handler for active messages: %s",
-                    ucs_status_string(status));
+    return kvf_fail(error, status == UCS_ERR_NO_MEMORY ? KVF_ENOMEM : KVF_ETRANSPORT,
+                    "ucx: no handler for active messages: %s", ucs_status_string(status));
 }
 
 void kvfi_ucx_receive_stop(struct kvfi_lane *lane)

@@ -54,3 +54,15 @@ size_t kvfi_rkey_strip(void *bytes, size_t len)
     memcpy(start, &kept, sizeof(kept));
     return to + (len - from);
 }
+
+bool kvfi_rkey_is_keyless(const void *bytes, size_t len)
+{
+    if (!kvfi_rkey_check(bytes, len))
+        return false;
+    const unsigned char *at = (const unsigned char *)bytes + HEADER_LEN;
+    for (uint64_t map = read_map(bytes); map; map &= map - 1, at++) {
+        if (*at != 0)
+            return false;
+    }
+    return true;
+}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The lane over UCX: one context, one worker, and the loop that drives them. */
 #include "lane/ucx/ucx.h"
+#include "lane/ucx/carry_wire.h"
 
 #include "runtime/alloc.h"
 #include "runtime/clock.h"
@@ -103,6 +104,19 @@ static enum kvf_status create_context(struct kvfi_lane *lane, struct kvf_error *
                     ucs_status_string(status));
 }
 
+static bool keep_address(struct kvfi_lane *lane, const void *address, size_t len)
+{
+    size_t trailer_len = lane->abilities ? KVFI_TRAILER_LEN : 0;
+    lane->address = kvfi_calloc(lane->allocator, 1, len + trailer_len);
+    if (!lane->address)
+        return false;
+    memcpy(lane->address, address, len);
+    if (trailer_len > 0)
+        kvfi_trailer_encode(lane->abilities, lane->address + len);
+    lane->address_len = len + trailer_len;
+    return true;
+}
+
 static enum kvf_status create_worker(struct kvfi_lane *lane, struct kvf_error *error)
 {
     ucp_worker_params_t params = {
@@ -118,8 +132,10 @@ static enum kvf_status create_worker(struct kvfi_lane *lane, struct kvf_error *e
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS};
     status = ucp_worker_query(lane->worker, &attr);
     if (status == UCS_OK) {
-        lane->address = attr.address;
-        lane->address_len = attr.address_length;
+        bool kept = keep_address(lane, attr.address, attr.address_length);
+        ucp_worker_release_address(lane->worker, attr.address);
+        if (!kept)
+            return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for an address");
         status = ucp_worker_get_efd(lane->worker, &lane->fd);
     }
     if (status != UCS_OK)
@@ -160,6 +176,8 @@ static enum kvf_status ucx_create(const struct kvfi_lane_config *config, struct 
     unsigned release = 0;
     ucp_get_version(&major, &minor, &release);
     lane->strip_rkeys = major == 1 && minor <= 18;
+    if (major == 1 && minor < 20)
+        lane->abilities = KVFI_TRAILER_CARRY;
 
     enum kvf_status status = create_context(lane, error);
     if (status == KVF_OK)
@@ -275,9 +293,6 @@ static void drive(struct kvfi_lane *lane, const size_t *left, uint64_t limit_ns)
 
 static void destroy_worker(struct kvfi_lane *lane)
 {
-    if (lane->address)
-        ucp_worker_release_address(lane->worker, lane->address);
-    lane->address = NULL;
     kvfi_ucx_abandon_closes(lane);
     ucp_worker_destroy(lane->worker);
     lane->worker = NULL;
@@ -315,6 +330,9 @@ static void ucx_destroy(struct kvfi_lane *lane)
     }
     kvfi_ucx_receive_stop(lane);
     kvfi_ucx_free_peers(lane);
+    kvfi_ucx_carry_free(lane);
+    kvfi_ucx_free_memories(lane);
+    kvfi_free(lane->allocator, lane->address);
     if (lane->context)
         ucp_cleanup(lane->context);
     kvfi_free(lane->allocator, lane);

@@ -33,12 +33,24 @@ struct ucx_received {
 struct kvfi_lane_memory {
     ucp_mem_h memh;
     ucs_memory_type_t type;
+    uint64_t addr;
+    uint64_t length;
     size_t rkey_len;
     unsigned char rkey[];
 };
 
 struct kvfi_lane_rkey {
     ucp_rkey_h rkey;
+    bool carried; /* a WRITE here goes as messages, see carry.c */
+};
+
+/* The carried WRITEs of a lane. Both pools only grow: to what was in flight at once. */
+struct ucx_carry_state {
+    struct ucx_carry **table; /* by the index in a token */
+    size_t count, cap;
+    struct ucx_carry *free;
+    struct ucx_carry_slab *slabs;
+    struct ucx_carry_message *free_messages;
 };
 
 /* Freed when the agent has released it, its endpoint is closed and its event is not queued. */
@@ -52,19 +64,24 @@ struct kvfi_lane_peer {
     void *user;
     ucs_status_t failure;
     size_t operations;
-    bool failed;    /* the error handler has run */
-    bool cancelled; /* by the agent: takes no new ops */
-    bool forced;    /* waits in, or has left, the list of endpoints to close by force */
+    uint64_t abilities; /* KVFI_TRAILER_* bits of its address */
+    bool failed;        /* the error handler has run */
+    bool cancelled;     /* by the agent: takes no new ops */
+    bool forced;        /* waits in, or has left, the list of endpoints to close by force */
     bool released;
 };
 
 struct kvfi_lane {
     ucp_context_h context;
-    ucp_worker_h worker; /* NULL after a drain that had to pull it down */
-    ucp_address_t *address;
+    ucp_worker_h worker;    /* NULL after a drain that had to pull it down */
+    unsigned char *address; /* UCX's and our trailer */
     size_t address_len;
     int fd;
     bool strip_rkeys;
+    uint64_t abilities;                 /* what our address says */
+    struct kvfi_lane_memory **memories; /* by address */
+    size_t memory_cap;                  /* usage.memories of them are in use */
+    struct ucx_carry_state carry;
     struct kvfi_lane_callbacks callbacks;
     const struct kvf_allocator *allocator;
     struct kvfi_lane_queue events;
@@ -107,7 +124,28 @@ enum kvf_status kvfi_ucx_rkey_unpack(struct kvfi_lane *lane, struct kvfi_lane_pe
                                      struct kvf_error *error);
 void kvfi_ucx_rkey_release(struct kvfi_lane *lane, struct kvfi_lane_rkey *rkey);
 
+/* Whether a message may write there: one registration of host memory covers it. */
+bool kvfi_ucx_is_writable(const struct kvfi_lane *lane, uint64_t addr, uint64_t length);
+/* At the end of the lane. */
+void kvfi_ucx_free_memories(struct kvfi_lane *lane);
+
+/* carry.c */
+ucs_status_t kvfi_ucx_carry_start(struct kvfi_lane *lane);
+/* Sends one piece as messages. False when nothing of it has left; then, and when only a part has,
+ * op->status says why. */
+bool kvfi_ucx_carry_piece(struct kvfi_lane_op *op, const struct kvfi_lane_piece *piece);
+/* No answer will come from this peer any more. */
+void kvfi_ucx_carry_lost(struct kvfi_lane_peer *peer);
+/* The op ends. */
+void kvfi_ucx_carry_forget(struct kvfi_lane_op *op);
+/* At the end of the lane. The worker is gone. */
+void kvfi_ucx_carry_free(struct kvfi_lane *lane);
+
 /* operation.c */
+/* Remembers the op's first failure. */
+void kvfi_ucx_note(struct kvfi_lane_op *op, ucs_status_t status);
+/* One of the op's outstanding parts has ended. */
+void kvfi_ucx_part_done(struct kvfi_lane_op *op);
 enum kvf_status kvfi_ucx_post(struct kvfi_lane *lane, struct kvfi_lane_peer *peer,
                               enum kvf_operation operation, kvfi_lane_next_fn next, void *next_ctx,
                               struct kvfi_lane_op *op);
