@@ -291,12 +291,11 @@ static ucs_status_t on_carry(void *arg, const void *bytes, size_t header_len, vo
 {
     struct kvfi_lane *lane = arg;
     struct kvfi_carry_header header;
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) ||
-        !kvfi_carry_decode(bytes, header_len, &header))
-        lane->usage.messages_dropped++;
-    else if (header.kind == KVFI_CARRY_LANDED)
+    bool usable = !(param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) &&
+                  kvfi_carry_decode(bytes, header_len, &header);
+    if (usable && header.kind == KVFI_CARRY_LANDED)
         on_landed(lane, &header);
-    else if (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP)
+    else if (usable && (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP))
         land(lane, &header, data, len, param);
     else
         lane->usage.messages_dropped++;

@@ -18,20 +18,20 @@
 enum {
     SENT_MAX = 80,
     POOL_LEN = 256 * 1024,
-    CHUNK = 32 * 1024,
     UNTOUCHED = 0xEE,
 };
+#define CHUNK ((size_t)32 * 1024)
 
 /* One call of ucp_am_send_nbx. Header and payload are read at delivery, as UCX may. */
 struct sent {
     ucp_ep_h ep;
-    unsigned id;
     const void *header;
     size_t header_len;
     const void *data;
     size_t len;
     ucp_send_nbx_callback_t cb;
     void *user_data;
+    unsigned id;
     bool reply;
     bool freed;
 };
@@ -678,16 +678,16 @@ static void many_at_once(void **state)
     enum { OPS = 20 };
     struct kvfi_lane_op ops[OPS];
     for (size_t i = 0; i < OPS; i++)
-        assert_int_equal(post_one(&ops[i], i * 100, i * 100, 100, NULL), KVF_OK);
+        assert_int_equal(post_one(&ops[i], 100 * i, 100 * i, 100, NULL), KVF_OK);
     for (size_t i = 0; i < OPS; i++)
         deliver(OPS - 1 - i);
     assert_memory_equal(remote, local, (size_t)OPS * 100);
     for (size_t i = 0; i < OPS; i++) {
         release(i, UCS_OK);
-        deliver(2 * OPS - 1 - i);
+        deliver(OPS + (OPS - 1 - i));
         expect_done(&ops[i], KVF_OK);
     }
-    for (size_t i = OPS; i < 2 * OPS; i++)
+    for (size_t i = OPS; i < OPS + (size_t)OPS; i++)
         release(i, UCS_OK);
 }
 

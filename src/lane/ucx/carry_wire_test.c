@@ -40,8 +40,8 @@ static void golden_headers(void **state)
 static void refused_headers(void **state)
 {
     struct kvfi_carry_header seen;
-    for (size_t len = 0; len <= 2 * KVFI_CARRY_HEADER_LEN; len++) {
-        if (len == KVFI_CARRY_HEADER_LEN)
+    for (size_t len = 0; len <= 2 * sizeof(data_bytes); len++) {
+        if (len == sizeof(data_bytes))
             continue;
         unsigned char *bytes = calloc(1, len ? len : 1); /* exact size for a sanitizer */
         assert_non_null(bytes);

@@ -134,13 +134,13 @@ enum kvf_status kvfi_ucx_register(struct kvfi_lane *lane, void *addr, size_t len
                         length, addr, ucs_status_string(mapped));
     struct kvfi_lane_memory *memory = NULL;
     enum kvf_status status = pack(lane, memh, &memory, error);
-    if (memory) {
+    if (status == KVF_OK && memory) {
         memory->addr = (uintptr_t)addr;
         memory->length = length;
         status = check_kind(memory, kind, error);
+        if (status == KVF_OK)
+            status = insert(lane, memory, error);
     }
-    if (status == KVF_OK)
-        status = insert(lane, memory, error);
     if (status != KVF_OK) {
         kvfi_free(lane->allocator, memory);
         (void)ucp_mem_unmap(lane->context, memh);
