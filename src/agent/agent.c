@@ -17,9 +17,10 @@ static void on_received(void *ctx, const void *message, size_t message_len)
     struct kvfi_nixl_notif notif;
     if (kvfi_nixl_notif_decode(message, message_len, &notif, NULL) != KVF_OK ||
         notif.name.len >= sizeof(agent->sender) || memchr(notif.name.data, '\0', notif.name.len)) {
-        agent->messages_refused++;
+        agent->counters.messages_refused++;
         return;
     }
+    agent->counters.notifications_received++;
     if (agent->silent || !agent->callbacks.notification)
         return;
     memcpy(agent->sender, notif.name.data, notif.name.len);
@@ -33,6 +34,7 @@ static void on_peer_lost(void *ctx, void *user, const char *reason)
     struct kvf_agent *agent = ctx;
     struct agent_peer *peer = user;
     peer->lost = true;
+    agent->counters.peers_lost++;
     if (peer->dropped || agent->silent || !agent->callbacks.peer_lost)
         return;
     agent->callbacks.peer_lost(agent->callbacks.ctx, peer->id, reason);
@@ -99,7 +101,9 @@ enum kvf_status kvf_agent_create(const struct kvf_agent_options *options,
     agent->allocator = given.allocator;
     agent->callbacks = given.callbacks;
     agent->name = name;
+    agent->tables.allocator = given.allocator;
     kvfi_region_set_init(&agent->regions, given.allocator);
+    kvfi_region_set_init(&agent->retired, given.allocator);
 
     struct kvfi_lane_config config = {.name = name,
                                       .lane_ctx = given.lane_ctx,
@@ -133,9 +137,14 @@ void kvf_agent_destroy(struct kvf_agent *agent)
     kvfi_agent_reap_peers(agent);
     kvfi_agent_release_regions(agent);
     agent->ops->destroy(agent->lane);
+    kvfi_agent_free_prepared(agent);
     kvfi_agent_free_transfers(agent);
+    kvfi_plan_tables_free(&agent->tables);
     kvfi_region_set_deinit(&agent->regions);
-    kvfi_wire_free(agent->allocator, agent->slots);
+    kvfi_region_set_deinit(&agent->retired);
+    kvfi_slots_free(&agent->peers, agent->allocator);
+    kvfi_slots_free(&agent->once, agent->allocator);
+    kvfi_slots_free(&agent->prepared, agent->allocator);
     kvfi_wire_free(agent->allocator, agent->name);
     kvfi_wire_free(agent->allocator, agent);
 }
@@ -172,9 +181,21 @@ void kvf_agent_usage(const struct kvf_agent *agent, struct kvf_agent_usage *usag
     agent->ops->usage(agent->lane, &lane);
     *usage = (struct kvf_agent_usage){
         .regions = agent->regions.count,
-        .peers = agent->peer_count,
+        .peers = agent->peers.used,
         .peers_closing = agent->closing_count + lane.peers_closing,
         .transfers = agent->transfer_count,
         .notifications = agent->notification_count,
+        .prepared = agent->prepared.used,
     };
+}
+
+void kvf_agent_counters(const struct kvf_agent *agent, struct kvf_agent_counters *counters)
+{
+    struct kvfi_lane_usage lane;
+    agent->ops->usage(agent->lane, &lane);
+    struct kvf_agent_counters now = agent->counters;
+    size_t size = counters->size < sizeof(now) ? counters->size : sizeof(now);
+    now.size = counters->size;
+    now.messages_dropped = lane.messages_dropped;
+    memcpy(counters, &now, size);
 }

@@ -49,7 +49,8 @@ struct conf_side {
     enum kvf_status notify_failed_status;
     void (*on_message)(struct conf_side *side, const void *data, size_t len); /* may be NULL */
     void (*on_result)(struct conf_side *side, const struct conf_result *result);
-    void *test; /* for the two above */
+    void *test;          /* for the two above */
+    bool ids_come_again; /* prepared transfers are posted more than once */
 };
 
 struct conf_rig {
@@ -69,6 +70,9 @@ void conf_start(struct conf_rig *rig, size_t pool_len);
 void conf_stop(struct conf_rig *rig);
 /* One more agent on the rig's lane. name NULL: a fresh one. */
 void conf_open(struct conf_rig *rig, struct conf_side *side, const char *name, size_t pool_len);
+/* The same with the agent's memory from there. */
+void conf_open_with(struct conf_rig *rig, struct conf_side *side, const char *name, size_t pool_len,
+                    const struct kvf_allocator *allocator);
 void conf_close(struct conf_side *side);
 /* Loads each agent's metadata into the other. */
 void conf_join(struct conf_rig *rig);
@@ -104,10 +108,35 @@ struct kvf_transfer_id conf_post_blocks(struct conf_rig *rig, enum kvf_operation
                                         const uint32_t *remote, size_t count,
                                         const char *notification);
 
+/* Registers the pool again; peers that know an old key never use it. */
+void conf_register_again(struct conf_side *side);
+
+/* One block of the pools, id for id. */
+struct conf_block_plan {
+    uint32_t id;
+    struct kvf_plan_region region;
+    struct kvf_block_pairs group;
+    struct kvf_plan plan;
+};
+void conf_one_block(struct conf_block_plan *made, struct kvf_plan_region region, uint32_t id);
+
+/* Counts what an agent takes from its allocator. */
+struct conf_memory {
+    struct kvf_allocator allocator; /* set by conf_memory_init() */
+    uint64_t calls;                 /* alloc and realloc */
+    size_t live;                    /* bytes */
+};
+void conf_memory_init(struct conf_memory *memory);
+
 void conf_expect_usage(const struct kvf_agent *agent, struct kvf_agent_usage expected);
 
-/* The suite: the two groups in order. Returns the number of failed tests. */
+/* The suite, and its groups in order. Each returns the number of failed tests. */
+int conf_run_all(void);
 int conf_run_transfers(void);
+int conf_run_prepared(void);
+int conf_run_memory(void);
 int conf_run_peers(void);
+int conf_run_hostile(void);
+int conf_run_costs(void);
 
 #endif

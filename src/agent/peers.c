@@ -1,62 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers: loading their metadata, forgetting them, and handles that know when they are stale. */
+/* Peers: connections with handles that know when they are stale, and how they go. */
 #include "agent/state.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 struct agent_peer *kvfi_agent_find_peer(const struct kvf_agent *agent, struct kvf_peer_id id)
 {
-    size_t slot = (size_t)(id.value & UINT32_MAX);
-    if (slot == 0 || slot > agent->slot_count)
-        return NULL;
-    struct agent_peer *peer = agent->slots[slot - 1].peer;
-    return peer && peer->id.value == id.value ? peer : NULL;
+    return kvfi_slots_find(&agent->peers, id.value);
 }
 
-static struct agent_peer *find_name(const struct kvf_agent *agent, struct kvfi_span name)
+struct agent_peer *kvfi_agent_find_name(const struct kvf_agent *agent, struct kvfi_span name)
 {
-    for (size_t i = 0; i < agent->slot_count; i++) {
-        struct agent_peer *peer = agent->slots[i].peer;
+    for (size_t i = 0; i < agent->peers.count; i++) {
+        struct agent_peer *peer = agent->peers.slots[i].object;
         if (peer && kvfi_span_equal(kvfi_span_str(peer->name), name))
             return peer;
     }
     return NULL;
 }
 
-/* Gives the peer a slot and with it an id. */
-static enum kvf_status take_slot(struct kvf_agent *agent, struct agent_peer *peer)
+enum kvf_status kvfi_agent_take_slot(struct kvf_agent *agent, struct agent_peer *peer,
+                                     struct kvf_error *error)
 {
-    size_t i = 0;
-    while (i < agent->slot_count && agent->slots[i].peer)
-        i++;
-    if (i == agent->slot_count) {
-        size_t count = agent->slot_count ? 2 * agent->slot_count : 8;
-        if (count > UINT32_MAX)
-            return KVF_ENOMEM;
-        struct peer_slot *slots =
-            kvfi_wire_realloc(agent->allocator, agent->slots, count * sizeof(slots[0]));
-        if (!slots)
-            return KVF_ENOMEM;
-        memset(slots + i, 0, (count - i) * sizeof(slots[0]));
-        agent->slots = slots;
-        agent->slot_count = count;
-    }
-    uint32_t generation = ++agent->slots[i].generation;
-    agent->slots[i].peer = peer;
-    peer->id.value = ((uint64_t)generation << 32) | (i + 1);
-    agent->peer_count++;
+    enum kvf_status status =
+        kvfi_slots_take(&agent->peers, agent->allocator, peer, &peer->id.value);
+    if (status != KVF_OK)
+        return kvf_fail(error, status, "load: no memory for peer %zu", agent->peers.used + 1);
     return KVF_OK;
 }
 
-static void leave_slot(struct kvf_agent *agent, const struct agent_peer *peer)
-{
-    agent->slots[(peer->id.value & UINT32_MAX) - 1].peer = NULL;
-    agent->peer_count--;
-}
-
-/* Frees a peer that has no slot and no operation. */
-static void free_peer(struct kvf_agent *agent, struct agent_peer *peer)
+void kvfi_agent_free_peer(struct kvf_agent *agent, struct agent_peer *peer)
 {
     for (size_t i = 0; i < peer->regions.count; i++)
         kvfi_agent_free_region(agent, peer->regions.sorted[i]);
@@ -68,9 +41,9 @@ static void free_peer(struct kvf_agent *agent, struct agent_peer *peer)
     kvfi_wire_free(agent->allocator, peer);
 }
 
-static enum kvf_status new_peer(struct kvf_agent *agent, struct kvfi_span name,
-                                struct kvfi_span address, struct agent_peer **peer_p,
-                                struct kvf_error *error)
+enum kvf_status kvfi_agent_new_peer(struct kvf_agent *agent, struct kvfi_span name,
+                                    struct kvfi_span address, struct agent_peer **peer_p,
+                                    struct kvf_error *error)
 {
     struct agent_peer *peer = kvfi_wire_alloc(agent->allocator, sizeof(*peer));
     if (!peer)
@@ -96,205 +69,18 @@ static enum kvf_status new_peer(struct kvf_agent *agent, struct kvfi_span name,
     return KVF_OK;
 
 err_peer:
-    free_peer(agent, peer);
-    return status;
-}
-
-/* Unpacks one advertised region that the peer does not have yet. */
-static enum kvf_status new_region(struct kvf_agent *agent, struct agent_peer *peer,
-                                  enum kvf_memory_kind kind, const struct kvfi_nixl_region *entry,
-                                  struct kvfi_region **region_p, struct kvf_error *error)
-{
-    if (entry->len > UINT64_MAX - entry->addr)
-        return kvf_fail(error, KVF_EFORMAT,
-                        "load: region 0x%" PRIx64 ", +%" PRIu64
-                        " of peer \"%s\" passes the end of the address space",
-                        entry->addr, entry->len, peer->name);
-    struct kvfi_region *region = kvfi_wire_alloc(agent->allocator, sizeof(*region));
-    if (!region)
-        return kvf_fail(error, KVF_ENOMEM, "load: no memory for a region");
-    *region = (struct kvfi_region){
-        .addr = entry->addr, .length = entry->len, .device_id = entry->dev_id, .kind = kind};
-    enum kvf_status status = KVF_ENOMEM;
-    region->rkey_bytes = kvfi_wire_alloc(agent->allocator, entry->meta.len);
-    if (!region->rkey_bytes) {
-        status = kvf_fail(error, KVF_ENOMEM, "load: no memory for a region's key");
-    } else {
-        if (entry->meta.len > 0)
-            memcpy(region->rkey_bytes, entry->meta.data, entry->meta.len);
-        region->rkey_len = entry->meta.len;
-        status = agent->ops->rkey_unpack(agent->lane, peer->lane_peer, entry->meta.data,
-                                         entry->meta.len, &region->rkey, error);
-    }
-    if (status != KVF_OK) {
-        kvfi_agent_free_region(agent, region);
-        return status;
-    }
-    *region_p = region;
-    return KVF_OK;
-}
-
-/* Regions on their way into a peer. */
-struct staged {
-    struct kvfi_region **items;
-    size_t count;
-};
-
-/* Appends the section's regions that are new. */
-static enum kvf_status stage_section(struct kvf_agent *agent, struct agent_peer *peer,
-                                     const struct kvfi_nixl_section *section, struct staged *staged,
-                                     struct kvf_error *error)
-{
-    if (section->mem_type != KVFI_NIXL_DRAM && section->mem_type != KVFI_NIXL_VRAM)
-        return kvf_fail(error, KVF_EFORMAT,
-                        "load: peer \"%s\" advertises %s memory for %s, which serves DRAM and VRAM",
-                        peer->name, kvfi_nixl_mem_type_name(section->mem_type),
-                        agent->ops->backend);
-    enum kvf_memory_kind kind = (enum kvf_memory_kind)section->mem_type;
-    for (size_t i = 0; i < section->region_count; i++) {
-        const struct kvfi_nixl_region *entry = &section->regions[i];
-        const struct kvfi_region *known =
-            kvfi_region_set_exact(&peer->regions, kind, entry->dev_id, entry->addr, entry->len);
-        if (known) {
-            if (kvfi_span_equal(kvfi_span(known->rkey_bytes, known->rkey_len), entry->meta))
-                continue;
-            return kvf_fail(error, KVF_ENOTALLOWED,
-                            "load: region 0x%" PRIx64 ", +%" PRIu64
-                            " of peer \"%s\" has another key than before; drop the peer first",
-                            entry->addr, entry->len, peer->name);
-        }
-        KVF_TRY(new_region(agent, peer, kind, entry, &staged->items[staged->count], error));
-        staged->count++;
-    }
-    return KVF_OK;
-}
-
-static bool is_ours(const struct kvf_agent *agent, struct kvfi_span backend)
-{
-    return kvfi_span_equal(backend, kvfi_span_str(agent->ops->backend));
-}
-
-/* Adds all regions of the blob that are new, or none. */
-static enum kvf_status add_regions(struct kvf_agent *agent, struct agent_peer *peer,
-                                   const struct kvfi_nixl_metadata *md, struct kvf_error *error)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < md->section_count; i++)
-        count += md->sections[i].region_count;
-    struct staged staged = {0};
-    staged.items = kvfi_wire_alloc(agent->allocator, (count + 1) * sizeof(void *));
-    if (!staged.items)
-        return kvf_fail(error, KVF_ENOMEM, "load: no memory for %zu regions", count);
-    enum kvf_status status = KVF_OK;
-    for (size_t i = 0; status == KVF_OK && i < md->section_count; i++) {
-        if (is_ours(agent, md->sections[i].backend))
-            status = stage_section(agent, peer, &md->sections[i], &staged, error);
-    }
-    if (status == KVF_OK) {
-        status = kvfi_region_set_add(&peer->regions, staged.items, staged.count);
-        if (status == KVF_EEXIST)
-            status = kvf_fail(error, KVF_EFORMAT, "load: peer \"%s\" lists one region twice",
-                              peer->name);
-        else if (status != KVF_OK)
-            (void)kvf_fail(error, status, "load: no memory for %zu regions", count);
-    }
-    if (status != KVF_OK) {
-        for (size_t i = 0; i < staged.count; i++)
-            kvfi_agent_free_region(agent, staged.items[i]);
-    }
-    kvfi_wire_free(agent->allocator, staged.items);
-    return status;
-}
-
-static enum kvf_status load_known(struct kvf_agent *agent, struct agent_peer *peer,
-                                  const struct kvfi_nixl_conn *conn,
-                                  const struct kvfi_nixl_metadata *md, struct kvf_error *error)
-{
-    if (peer->lost)
-        return kvf_fail(error, KVF_EDISCONNECTED,
-                        "load: the connection to peer \"%s\" has failed; drop the peer first",
-                        peer->name);
-    if (conn && !kvfi_span_equal(conn->info, kvfi_span(peer->address, peer->address_len)))
-        return kvf_fail(
-            error, KVF_ENOTALLOWED,
-            "load: peer \"%s\" is loaded with another address (it has restarted, or the "
-            "name is used twice); drop it first",
-            peer->name);
-    return add_regions(agent, peer, md, error);
-}
-
-static enum kvf_status load_new(struct kvf_agent *agent, const struct kvfi_nixl_conn *conn,
-                                const struct kvfi_nixl_metadata *md, struct agent_peer **peer_p,
-                                struct kvf_error *error)
-{
-    struct kvfi_quote quote;
-    if (!conn)
-        return kvf_fail(error, KVF_ENOTFOUND,
-                        "load: agent \"%s\" is not known and the blob has no connection; load its "
-                        "full metadata first",
-                        kvfi_quote(&quote, md->agent));
-    struct agent_peer *peer = NULL;
-    enum kvf_status status = new_peer(agent, md->agent, conn->info, &peer, error);
-    if (!peer)
-        return status;
-    status = add_regions(agent, peer, md, error);
-    if (status == KVF_OK) {
-        status = take_slot(agent, peer);
-        if (status != KVF_OK)
-            (void)kvf_fail(error, status, "load: no memory for peer %zu", agent->peer_count + 1);
-    }
-    if (status != KVF_OK) {
-        free_peer(agent, peer);
-        return status;
-    }
-    *peer_p = peer;
-    return KVF_OK;
-}
-
-static enum kvf_status load_decoded(struct kvf_agent *agent, const struct kvfi_nixl_metadata *md,
-                                    struct kvf_peer_id *peer_p, struct kvf_error *error)
-{
-    struct kvfi_quote quote;
-    if (kvfi_span_equal(md->agent, kvfi_span_str(agent->name)))
-        return kvf_fail(error, KVF_EINVAL, "load: \"%s\" is this agent's own name", agent->name);
-    if (md->agent.len == 0 || memchr(md->agent.data, '\0', md->agent.len))
-        return kvf_fail(error, KVF_EFORMAT, "load: the agent name \"%s\" is empty or holds a NUL",
-                        kvfi_quote(&quote, md->agent));
-
-    const struct kvfi_nixl_conn *conn = NULL;
-    for (size_t i = 0; !conn && i < md->conn_count; i++) {
-        if (is_ours(agent, md->conns[i].backend))
-            conn = &md->conns[i];
-    }
-    if (md->conn_count > 0 && !conn)
-        return kvf_fail(error, KVF_ENOTSUP,
-                        "load: agent \"%s\" has %zu backends, none of them is %s",
-                        kvfi_quote(&quote, md->agent), md->conn_count, agent->ops->backend);
-
-    struct agent_peer *peer = find_name(agent, md->agent);
-    enum kvf_status status =
-        peer ? load_known(agent, peer, conn, md, error) : load_new(agent, conn, md, &peer, error);
-    if (status == KVF_OK && peer)
-        *peer_p = peer->id;
-    return status;
-}
-
-enum kvf_status kvf_agent_load(struct kvf_agent *agent, const void *blob, size_t len,
-                               struct kvf_peer_id *peer_p, struct kvf_error *error)
-{
-    struct kvfi_nixl_metadata md = {0};
-    KVF_TRY(kvfi_nixl_metadata_decode(blob, len, agent->allocator, &md, error));
-    enum kvf_status status = load_decoded(agent, &md, peer_p, error);
-    kvfi_nixl_metadata_free(&md);
+    kvfi_agent_free_peer(agent, peer);
     return status;
 }
 
 static void drop(struct kvf_agent *agent, struct agent_peer *peer)
 {
-    leave_slot(agent, peer);
+    kvfi_slots_leave(&agent->peers, peer->id.value);
+    if (peer == agent->self)
+        agent->self = NULL;
     peer->dropped = true;
     if (peer->operations == 0) {
-        free_peer(agent, peer);
+        kvfi_agent_free_peer(agent, peer);
         return;
     }
     agent->ops->cancel(agent->lane, peer->lane_peer);
@@ -314,9 +100,9 @@ enum kvf_status kvf_agent_drop(struct kvf_agent *agent, struct kvf_peer_id id)
 
 void kvfi_agent_drop_peers(struct kvf_agent *agent)
 {
-    for (size_t i = 0; i < agent->slot_count; i++) {
-        if (agent->slots[i].peer)
-            drop(agent, agent->slots[i].peer);
+    for (size_t i = 0; i < agent->peers.count; i++) {
+        if (agent->peers.slots[i].object)
+            drop(agent, agent->peers.slots[i].object);
     }
 }
 
@@ -331,7 +117,7 @@ void kvfi_agent_reap_peers(struct kvf_agent *agent)
         }
         *link_p = peer->next;
         agent->closing_count--;
-        free_peer(agent, peer);
+        kvfi_agent_free_peer(agent, peer);
     }
 }
 

@@ -136,17 +136,20 @@ enum kvf_status kvfi_region_set_add(struct kvfi_region_set *set, struct kvfi_reg
             return KVF_EEXIST;
     }
     set->count += count;
+    set->epoch++;
     qsort(set->sorted, set->count, sizeof(void *), compare_slots);
     compute_reach(set);
     return KVF_OK;
 }
 
-void kvfi_region_set_remove(struct kvfi_region_set *set, const struct kvfi_region *region)
+void kvfi_region_set_remove_leaving(struct kvfi_region_set *set)
 {
-    size_t i = 0;
-    while (set->sorted[i] != region)
-        i++;
-    set->count--;
-    memmove(set->sorted + i, set->sorted + i + 1, (set->count - i) * sizeof(void *));
+    size_t kept = 0;
+    for (size_t i = 0; i < set->count; i++) {
+        if (!set->sorted[i]->leaving)
+            set->sorted[kept++] = set->sorted[i];
+    }
+    set->count = kept;
+    set->epoch++;
     compute_reach(set);
 }

@@ -9,17 +9,28 @@
 
 #include "lane/lane.h"
 
+/* One registration of the transport. Freed with the last region that lies in it. */
+struct kvfi_mapping {
+    struct kvfi_lane_memory *memory; /* owned */
+    size_t regions;
+    size_t leaving; /* of them, while a call deregisters */
+};
+
 struct kvfi_region {
     uint64_t addr;
     uint64_t length;
     uint64_t device_id;
-    struct kvfi_lane_memory *memory; /* local side: owned */
+    struct kvfi_mapping *mapping;    /* local side: shared with others of one allocation */
+    struct kvfi_lane_memory *memory; /* local side: the mapping's, borrowed */
     struct kvfi_lane_rkey *rkey;     /* remote side: owned */
-    unsigned char *rkey_bytes;       /* remote side: owned, to tell a changed key on reload */
+    struct kvfi_region *twin;        /* of the agent as its own peer: the local region, borrowed */
+    unsigned char *rkey_bytes;       /* remote side and retired: owned, to tell a changed key */
     size_t rkey_len;
-    uint64_t mark; /* last transfer that counted it */
+    uint64_t mark; /* last walk that counted it; retired: when */
     enum kvf_memory_kind kind;
-    uint32_t uses; /* transfers that have it pinned */
+    uint32_t uses;   /* transfers that have it pinned */
+    bool advertised; /* somebody may have loaded it with its present key */
+    bool leaving;    /* about to be taken out of its set */
 };
 
 struct kvfi_region_set {
@@ -27,6 +38,7 @@ struct kvfi_region_set {
     uint32_t *reach; /* reach[i]: the one of sorted[0..i], same kind and device, that ends last */
     size_t count;
     size_t cap;
+    uint64_t epoch; /* counts changes */
     const struct kvf_allocator *allocator;
 };
 
@@ -49,7 +61,8 @@ struct kvfi_region *kvfi_region_set_cover(const struct kvfi_region_set *set,
 enum kvf_status kvfi_region_set_add(struct kvfi_region_set *set, struct kvfi_region *const *regions,
                                     size_t count) KVF_MUST_USE;
 
-/* The region must be in the set. */
-void kvfi_region_set_remove(struct kvfi_region_set *set, const struct kvfi_region *region);
+/* Takes out the regions that are leaving, all in one pass. They are the caller's, who has noted
+ * them. */
+void kvfi_region_set_remove_leaving(struct kvfi_region_set *set);
 
 #endif

@@ -64,8 +64,18 @@ static void cover_is_complete(void **state)
             if (covered)
                 assert_true(addr + length <= found->addr + found->length);
         }
-        while (set.count > 0)
-            kvfi_region_set_remove(&set, set.sorted[rng(set.count)]);
+        while (set.count > 0) {
+            size_t before = set.count;
+            struct kvfi_region *leaving = set.sorted[rng(before)];
+            set.sorted[rng(before)]->leaving = true;
+            leaving->leaving = true;
+            uint64_t epoch = set.epoch;
+            kvfi_region_set_remove_leaving(&set);
+            assert_true(set.count == before - 1 || set.count == before - 2);
+            assert_true(set.epoch > epoch);
+            assert_null(kvfi_region_set_exact(&set, leaving->kind, leaving->device_id,
+                                              leaving->addr, leaving->length));
+        }
         kvfi_region_set_deinit(&set);
     }
 }

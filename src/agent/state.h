@@ -4,8 +4,10 @@
 
 /* What the files of this folder share: the agent's own state. One thread owns all of it. */
 
+#include "agent/kept_plan.h"
 #include "agent/region_set.h"
-#include "geometry/plan.h"
+#include "agent/slots.h"
+#include "agent/walk.h"
 #include "lane/lane.h"
 #include "wire/bytes.h"
 #include "wire/nixl_metadata.h"
@@ -24,25 +26,36 @@ struct agent_peer {
     bool dropped;
 };
 
-/* The id of a peer is (generation << 32) | (slot + 1); a drop starts the next generation. */
-struct peer_slot {
-    struct agent_peer *peer; /* NULL: free */
-    uint32_t generation;
-};
-
-/* A transfer or a lone notification. Pooled: memory comes in slabs and is kept with its buffers, so
- * that a warm agent posts without asking the allocator. Lent to the lane while in flight. */
+/*
+ * A transfer or a lone notification in flight. Pooled: memory comes in slabs and is kept with its
+ * buffers, so that a warm agent posts without asking the allocator. Lent to the lane.
+ */
 struct transfer {
-    struct kvfi_lane_op op;
+    struct kvfi_lane_op op; /* first: the lane gives it back */
     struct transfer *next_free;
-    struct agent_peer *peer; /* borrowed; lives while peer->operations > 0 */
-    struct kvf_transfer_id id;
+    struct agent_peer *peer;   /* borrowed; lives while peer->operations > 0 */
+    struct prepared *prepared; /* borrowed; NULL: of kvf_agent_post(), or a lone message */
+    struct kvf_transfer_id id; /* 0: a lone message */
     uint64_t user_data;
     struct kvf_transfer_stats stats;
-    struct kvfi_buf message;   /* encoded notification */
-    struct kvfi_region **pins; /* owned array of local regions in use */
-    size_t pin_count;
-    size_t pin_cap;
+    struct kvfi_buf message; /* encoded notification; its beginning is always there */
+    struct kvfi_pins pins;
+    enum kvf_operation operation;
+    bool notifies;
+    bool released; /* nobody is told of its end */
+};
+
+/* Of kvf_agent_prepare(). Owned by the slot table; once it is released, by its transfer. */
+struct prepared {
+    struct kvf_transfer_id id;
+    struct kvf_peer_id peer;
+    struct kvfi_kept_plan plan;
+    struct kvf_transfer_stats stats; /* of the last post */
+    struct kvfi_plan_extent extent;
+    enum kvf_operation operation;
+    enum kvf_transfer_state state;
+    enum kvf_status result;
+    struct transfer *active; /* borrowed from the pool; NULL: none */
 };
 
 enum {
@@ -65,37 +78,141 @@ struct kvf_agent {
     bool silent; /* being destroyed: no callbacks */
 
     struct kvfi_region_set regions; /* local; regions owned */
+    struct kvfi_region_set retired; /* deregistered, but peers may know their keys; owned */
+    uint64_t last_mark;             /* of regions; never reused */
 
-    struct peer_slot *slots; /* owned array */
-    size_t slot_count;
-    size_t peer_count;
+    struct kvfi_slots peers; /* struct agent_peer, owned */
+    struct agent_peer *self; /* borrowed from its slot; NULL: none */
     struct agent_peer *closing;
     size_t closing_count;
 
     struct transfer_slab *slabs;
     struct transfer *free_transfers;
-    uint64_t last_transfer; /* transfer ids and region marks; never reused */
+    struct kvfi_slots once;         /* struct transfer of kvf_agent_post(), in flight */
+    struct kvfi_slots prepared;     /* struct prepared, owned */
+    struct kvfi_plan_tables tables; /* regions of kept plans */
     size_t transfer_count;
     size_t notification_count;
+    size_t prefix_len; /* the part of a notification that is always the same */
 
-    uint64_t messages_refused; /* arrived malformed */
+    struct kvf_agent_counters counters;
     char sender[KVFI_NIXL_NAME_LEN_MAX + 1];
 };
 
-/* NULL for a stale id. */
-struct agent_peer *kvfi_agent_find_peer(const struct kvf_agent *agent, struct kvf_peer_id id);
-/* Closes dropped peers whose last operation has ended. */
-void kvfi_agent_reap_peers(struct kvf_agent *agent);
-/* Drops every peer. */
-void kvfi_agent_drop_peers(struct kvf_agent *agent);
+/* ---- memory.c ---------------------------------------------------------------------------------
+ */
+
 /* Deregisters everything. */
 void kvfi_agent_release_regions(struct kvf_agent *agent);
 /* Frees a region of either side and what it holds. */
 void kvfi_agent_free_region(struct kvf_agent *agent, struct kvfi_region *region);
+/* Drops a local region's share of its registration, and that with the last share. */
+void kvfi_agent_drop_mapping(struct kvf_agent *agent, struct kvfi_region *region);
+/* The key with which peers reach a local region; borrowed, valid while it is registered. */
+struct kvfi_span kvfi_agent_key(const struct kvf_agent *agent, const struct kvfi_region *region);
+
+/* ---- retired.c --------------------------------------------------------------------------------
+ */
+
+/* KVF_ENOTALLOWED when peers may know the range under another key than its present one. */
+enum kvf_status kvfi_agent_check_key(const struct kvf_agent *agent,
+                                     const struct kvfi_region *region,
+                                     struct kvf_error *error) KVF_MUST_USE;
+/* The region is registered (again): what was remembered of its range is not needed any more. */
+void kvfi_agent_unretire(struct kvf_agent *agent, struct kvfi_region *const *regions, size_t count);
+/* Takes regions that have left agent->regions, with their mapping, and remembers or frees them. */
+void kvfi_agent_retire(struct kvf_agent *agent, struct kvfi_region **regions, size_t count);
+
+/* ---- peers.c ----------------------------------------------------------------------------------
+ */
+
+/* NULL for a stale id. */
+struct agent_peer *kvfi_agent_find_peer(const struct kvf_agent *agent, struct kvf_peer_id id);
+struct agent_peer *kvfi_agent_find_name(const struct kvf_agent *agent, struct kvfi_span name);
+/* A peer with a connection and no regions. Owned by the caller until it has a slot. */
+enum kvf_status kvfi_agent_new_peer(struct kvf_agent *agent, struct kvfi_span name,
+                                    struct kvfi_span address, struct agent_peer **peer_p,
+                                    struct kvf_error *error) KVF_MUST_USE;
+/* Gives the peer a slot and with it an id. KVF_ENOMEM. */
+enum kvf_status kvfi_agent_take_slot(struct kvf_agent *agent, struct agent_peer *peer,
+                                     struct kvf_error *error) KVF_MUST_USE;
+/* Frees a peer that has no slot and no operation. */
+void kvfi_agent_free_peer(struct kvf_agent *agent, struct agent_peer *peer);
+/* Closes dropped peers whose last operation has ended. */
+void kvfi_agent_reap_peers(struct kvf_agent *agent);
+/* Drops every peer. */
+void kvfi_agent_drop_peers(struct kvf_agent *agent);
+
+/* ---- load.c -----------------------------------------------------------------------------------
+ */
+
+/* Unpacks one advertised region that the peer does not have yet. Returned owned. */
+enum kvf_status kvfi_agent_new_region(struct kvf_agent *agent, struct agent_peer *peer,
+                                      enum kvf_memory_kind kind,
+                                      const struct kvfi_nixl_region *entry,
+                                      struct kvfi_region **region_p,
+                                      struct kvf_error *error) KVF_MUST_USE;
+
+/* ---- self.c -----------------------------------------------------------------------------------
+ */
+
+/* Local regions became the agent's own peer's too, if there is one; all or none. */
+enum kvf_status kvfi_agent_self_add(struct kvf_agent *agent, struct kvfi_region *const *regions,
+                                    size_t count, struct kvf_error *error) KVF_MUST_USE;
+/* The own peer loses the regions whose local one is leaving. */
+void kvfi_agent_self_remove_leaving(struct kvf_agent *agent);
+
+/* ---- pool.c -----------------------------------------------------------------------------------
+ */
+
+/* NULL without memory. */
+struct transfer *kvfi_agent_take_transfer(struct kvf_agent *agent);
+void kvfi_agent_put_transfer(struct kvf_agent *agent, struct transfer *transfer);
 /* Frees the pool. No transfer may be in flight. */
 void kvfi_agent_free_transfers(struct kvf_agent *agent);
+
+/* ---- transfers.c ------------------------------------------------------------------------------
+ */
+
+/* What is to be posted; all borrowed. */
+struct posting {
+    const char *what; /* the function, for texts */
+    const struct kvf_plan *plan;
+    struct kvfi_plan_extent extent;
+    const void *notification; /* NULL: none */
+    size_t notification_len;
+    uint64_t user_data;
+    uint64_t start_ns;
+    enum kvf_operation operation;
+};
+
+/* The live peer, or the reason why there is none. */
+enum kvf_status kvfi_agent_find_live(struct kvf_agent *agent, struct kvf_peer_id id,
+                                     const char *what, struct agent_peer **peer_p,
+                                     struct kvf_error *error) KVF_MUST_USE;
+/* Walks the whole plan without posting: every piece is covered. */
+enum kvf_status kvfi_agent_check_cover(struct kvf_agent *agent, const struct agent_peer *peer,
+                                       const struct posting *posting, struct kvfi_pins *pins,
+                                       uint64_t *run_count_p, struct kvf_error *error) KVF_MUST_USE;
+/* Posts a plan that is true to itself. On failure nothing was posted. */
+enum kvf_status kvfi_agent_start(struct kvf_agent *agent, struct agent_peer *peer,
+                                 const struct posting *posting, struct transfer **transfer_p,
+                                 struct kvf_error *error) KVF_MUST_USE;
+/* Checks the arguments of a post or prepare and finds the peer. */
+enum kvf_status kvfi_agent_check_posting(struct kvf_agent *agent, struct kvf_peer_id peer_id,
+                                         struct posting *posting, struct agent_peer **peer_p,
+                                         struct kvf_error *error) KVF_MUST_USE;
 /* The lane's completion callbacks. */
 void kvfi_agent_transfer_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status status);
 void kvfi_agent_notify_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status status);
+
+/* ---- prepared.c -------------------------------------------------------------------------------
+ */
+
+/* The transfer of a prepared one is terminal; the prepared one is freed if it was released. */
+void kvfi_agent_prepared_done(struct kvf_agent *agent, const struct transfer *transfer,
+                              enum kvf_status status);
+/* Frees all that were not released. No transfer may be in flight. */
+void kvfi_agent_free_prepared(struct kvf_agent *agent);
 
 #endif

@@ -7,215 +7,112 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* ---- pool ----------------------------------------------------------------------------------- */
+/* ---- checking ------------------------------------------------------------------------------- */
 
-static struct transfer *take_transfer(struct kvf_agent *agent)
+enum kvf_status kvfi_agent_find_live(struct kvf_agent *agent, struct kvf_peer_id id,
+                                     const char *what, struct agent_peer **peer_p,
+                                     struct kvf_error *error)
 {
-    if (!agent->free_transfers) {
-        struct transfer_slab *slab = kvfi_wire_alloc(agent->allocator, sizeof(*slab));
-        if (!slab)
-            return NULL;
-        memset(slab, 0, sizeof(*slab));
-        slab->next = agent->slabs;
-        agent->slabs = slab;
-        for (size_t i = 0; i < TRANSFERS_PER_SLAB; i++) {
-            struct transfer *transfer = &slab->transfers[i];
-            kvfi_buf_init(&transfer->message, agent->allocator);
-            transfer->next_free = agent->free_transfers;
-            agent->free_transfers = transfer;
-        }
-    }
-    struct transfer *transfer = agent->free_transfers;
-    agent->free_transfers = transfer->next_free;
-    transfer->op = (struct kvfi_lane_op){0};
-    transfer->stats = (struct kvf_transfer_stats){0};
-    transfer->pin_count = 0;
-    return transfer;
-}
-
-static void put_transfer(struct kvf_agent *agent, struct transfer *transfer)
-{
-    if (transfer->message.cap > MESSAGE_KEPT_LEN_MAX)
-        kvfi_buf_deinit(&transfer->message);
-    else
-        kvfi_buf_clear(&transfer->message);
-    transfer->next_free = agent->free_transfers;
-    agent->free_transfers = transfer;
-}
-
-void kvfi_agent_free_transfers(struct kvf_agent *agent)
-{
-    while (agent->slabs) {
-        struct transfer_slab *slab = agent->slabs;
-        agent->slabs = slab->next;
-        for (size_t i = 0; i < TRANSFERS_PER_SLAB; i++) {
-            kvfi_buf_deinit(&slab->transfers[i].message);
-            kvfi_wire_free(agent->allocator, slab->transfers[i].pins);
-        }
-        kvfi_wire_free(agent->allocator, slab);
-    }
-    agent->free_transfers = NULL;
-}
-
-/* ---- walking a plan as pieces --------------------------------------------------------------- */
-
-/* A run is cut where a registration ends on either side, because an operation uses one local
- * handle and one remote key. */
-struct walk {
-    struct kvfi_plan_iter iter;
-    const struct kvfi_region_set *local;
-    const struct kvfi_region_set *remote;
-    struct kvfi_run run; /* what is left of the current one */
-    struct kvfi_region *local_region;
-    struct kvfi_region *remote_region;
-};
-
-static void start_walk(struct walk *walk, const struct kvf_plan *plan,
-                       const struct kvf_agent *agent, const struct agent_peer *peer)
-{
-    *walk = (struct walk){.local = &agent->regions, .remote = &peer->regions};
-    kvfi_plan_iter(&walk->iter, plan);
-}
-
-/* The one found last is tried first: neighbouring runs mostly lie in one registration. */
-static struct kvfi_region *cover(const struct kvfi_region_set *set, struct kvfi_region *last,
-                                 enum kvf_memory_kind kind, uint64_t device_id, uint64_t addr,
-                                 uint64_t length)
-{
-    if (last && last->kind == kind && last->device_id == device_id && addr >= last->addr &&
-        addr - last->addr <= last->length && length <= last->length - (addr - last->addr))
-        return last;
-    return kvfi_region_set_cover(set, kind, device_id, addr);
-}
-
-enum walk_result {
-    WALK_PIECE,
-    WALK_END,
-    WALK_LOCAL_UNCOVERED,
-    WALK_REMOTE_UNCOVERED,
-};
-
-static enum walk_result walk_step(struct walk *walk, struct kvfi_lane_piece *piece)
-{
-    struct kvfi_run *run = &walk->run;
-    if (run->length_bytes == 0 && !kvfi_plan_next(&walk->iter, run))
-        return WALK_END;
-    struct kvfi_region *local = cover(walk->local, walk->local_region, run->local_kind,
-                                      run->local_device, run->local_addr, run->length_bytes);
-    if (!local)
-        return WALK_LOCAL_UNCOVERED;
-    struct kvfi_region *remote = cover(walk->remote, walk->remote_region, run->remote_kind,
-                                       run->remote_device, run->remote_addr, run->length_bytes);
-    if (!remote)
-        return WALK_REMOTE_UNCOVERED;
-    walk->local_region = local;
-    walk->remote_region = remote;
-
-    uint64_t length = run->length_bytes;
-    uint64_t local_left = local->length - (run->local_addr - local->addr);
-    uint64_t remote_left = remote->length - (run->remote_addr - remote->addr);
-    if (length > local_left)
-        length = local_left;
-    if (length > remote_left)
-        length = remote_left;
-    *piece = (struct kvfi_lane_piece){.local_addr = run->local_addr,
-                                      .remote_addr = run->remote_addr,
-                                      .length_bytes = length,
-                                      .memory = local->memory,
-                                      .rkey = remote->rkey};
-    run->local_addr += length;
-    run->remote_addr += length;
-    run->length_bytes -= length;
-    return WALK_PIECE;
-}
-
-static bool next_piece(void *ctx, struct kvfi_lane_piece *piece)
-{
-    return walk_step(ctx, piece) == WALK_PIECE;
-}
-
-static enum kvf_status pin(struct kvf_agent *agent, struct transfer *transfer,
-                           struct kvfi_region *region)
-{
-    if (region->mark == transfer->id.value)
-        return KVF_OK;
-    if (transfer->pin_count == transfer->pin_cap) {
-        size_t cap = transfer->pin_cap ? 2 * transfer->pin_cap : 16;
-        struct kvfi_region **pins =
-            kvfi_wire_realloc(agent->allocator, transfer->pins, cap * sizeof(void *));
-        if (!pins)
-            return KVF_ENOMEM;
-        transfer->pins = pins;
-        transfer->pin_cap = cap;
-    }
-    region->mark = transfer->id.value;
-    transfer->pins[transfer->pin_count++] = region;
+    struct agent_peer *peer = kvfi_agent_find_peer(agent, id);
+    if (!peer)
+        return kvf_fail(error, KVF_ENOTFOUND, "%s: peer id 0x%" PRIx64 " is stale", what, id.value);
+    if (peer->lost)
+        return kvf_fail(error, KVF_EDISCONNECTED, "%s: the connection to peer \"%s\" has failed",
+                        what, peer->name);
+    *peer_p = peer;
     return KVF_OK;
 }
 
-/* Walks the whole plan without posting: every piece is covered, and the local regions are noted. */
-static enum kvf_status check_cover(struct kvf_agent *agent, const struct agent_peer *peer,
-                                   const struct kvf_plan *plan, struct transfer *transfer,
-                                   struct kvf_error *error)
+/* Local memory that a piece uses: what it names, and what lies behind the key if that is ours. */
+static enum kvf_status pin(struct kvf_agent *agent, struct kvfi_pins *pins,
+                           const struct kvfi_walk *walk, uint64_t mark)
 {
-    struct walk walk;
+    if (!pins)
+        return KVF_OK;
+    struct kvfi_region *twin = walk->remote_region->twin;
+    if (twin)
+        KVF_TRY(kvfi_pins_add(pins, agent->allocator, twin, mark));
+    return kvfi_pins_add(pins, agent->allocator, walk->local_region, mark);
+}
+
+enum kvf_status kvfi_agent_check_cover(struct kvf_agent *agent, const struct agent_peer *peer,
+                                       const struct posting *posting, struct kvfi_pins *pins,
+                                       uint64_t *run_count_p, struct kvf_error *error)
+{
+    struct kvfi_walk walk;
     struct kvfi_lane_piece piece;
-    start_walk(&walk, plan, agent, peer);
+    uint64_t run_count = 0;
+    uint64_t mark = ++agent->last_mark;
+    kvfi_walk_start(&walk, posting->plan, &agent->regions, &peer->regions);
     for (;;) {
-        switch (walk_step(&walk, &piece)) {
-        case WALK_PIECE:
-            transfer->stats.run_count++;
-            if (pin(agent, transfer, walk.local_region) != KVF_OK)
-                return kvf_fail(error, KVF_ENOMEM, "post: no memory for %zu regions",
-                                transfer->pin_count + 1);
+        switch (kvfi_walk_step(&walk, UINT64_MAX, &piece)) {
+        case KVFI_WALK_PIECE:
+            run_count++;
+            if (pin(agent, pins, &walk, mark) != KVF_OK)
+                return kvf_fail(error, KVF_ENOMEM, "%s: no memory for %zu regions", posting->what,
+                                pins->count + 1);
             break;
-        case WALK_END:
+        case KVFI_WALK_END:
+            *run_count_p = run_count;
             return KVF_OK;
-        case WALK_LOCAL_UNCOVERED:
+        case KVFI_WALK_LOCAL_UNCOVERED:
             return kvf_fail(error, KVF_EINVAL,
-                            "post: local address 0x%" PRIx64 ", +%" PRIu64 " on device %" PRIu64
+                            "%s: local address 0x%" PRIx64 ", +%" PRIu64 " on device %" PRIu64
                             " lies in no registered region; register it first",
-                            walk.run.local_addr, walk.run.length_bytes, walk.run.local_device);
-        case WALK_REMOTE_UNCOVERED:
+                            posting->what, walk.run.local_addr, walk.run.length_bytes,
+                            walk.run.local_device);
+        case KVFI_WALK_REMOTE_UNCOVERED:
             return kvf_fail(error, KVF_EINVAL,
-                            "post: remote address 0x%" PRIx64 ", +%" PRIu64 " on device %" PRIu64
+                            "%s: remote address 0x%" PRIx64 ", +%" PRIu64 " on device %" PRIu64
                             " lies in no region that peer \"%s\" advertised",
-                            walk.run.remote_addr, walk.run.length_bytes, walk.run.remote_device,
-                            peer->name);
+                            posting->what, walk.run.remote_addr, walk.run.length_bytes,
+                            walk.run.remote_device, peer->name);
         }
     }
+}
+
+enum kvf_status kvfi_agent_check_posting(struct kvf_agent *agent, struct kvf_peer_id peer_id,
+                                         struct posting *posting, struct agent_peer **peer_p,
+                                         struct kvf_error *error)
+{
+    const char *what = posting->what;
+    if (posting->operation != KVF_READ && posting->operation != KVF_WRITE)
+        return kvf_fail(error, KVF_EINVAL, "%s: operation %d is unknown", what,
+                        (int)posting->operation);
+    if (!posting->plan || (!posting->notification && posting->notification_len > 0))
+        return kvf_fail(error, KVF_EINVAL, "%s: no plan, or a notification without bytes", what);
+    KVF_TRY(kvfi_agent_find_live(agent, peer_id, what, peer_p, error));
+    return kvfi_plan_check(posting->plan, &posting->extent, error);
+}
+
+enum kvf_status kvf_agent_check_plan(struct kvf_agent *agent, struct kvf_peer_id peer_id,
+                                     const struct kvf_plan *plan, struct kvf_error *error)
+{
+    struct agent_peer *peer = NULL;
+    struct posting posting = {.what = "check", .plan = plan};
+    uint64_t run_count = 0;
+    KVF_TRY(kvfi_agent_check_posting(agent, peer_id, &posting, &peer, error));
+    return kvfi_agent_check_cover(agent, peer, &posting, NULL, &run_count, error);
 }
 
 /* ---- posting -------------------------------------------------------------------------------- */
 
-/* The peer, or NULL with *status_p set. */
-static struct agent_peer *find_live(struct kvf_agent *agent, struct kvf_peer_id id,
-                                    const char *what, enum kvf_status *status_p,
-                                    struct kvf_error *error)
+/* The beginning, up to the sender's name, stays in the pooled buffer. */
+static enum kvf_status encode(struct kvf_agent *agent, struct transfer *transfer,
+                              const void *message, size_t message_len, struct kvf_error *error)
 {
-    struct agent_peer *peer = kvfi_agent_find_peer(agent, id);
-    if (!peer) {
-        *status_p =
-            kvf_fail(error, KVF_ENOTFOUND, "%s: peer id 0x%" PRIx64 " is stale", what, id.value);
-        return NULL;
+    struct kvfi_buf *buf = &transfer->message;
+    buf->status = KVF_OK; /* of the transfer that had it before */
+    if (buf->len < agent->prefix_len || buf->len == 0) {
+        kvfi_buf_clear(buf);
+        KVF_TRY(kvfi_nixl_notif_begin(kvfi_span_str(agent->name), buf, error));
+        agent->prefix_len = buf->len;
     }
-    if (peer->lost) {
-        *status_p = kvf_fail(error, KVF_EDISCONNECTED,
-                             "%s: the connection to peer \"%s\" has failed", what, peer->name);
-        return NULL;
-    }
-    return peer;
-}
-
-static enum kvf_status encode_message(struct kvf_agent *agent, struct transfer *transfer,
-                                      const void *message, size_t message_len,
-                                      struct kvf_error *error)
-{
-    struct kvfi_nixl_notif notif = {.name = kvfi_span_str(agent->name),
-                                    .msg = kvfi_span(message, message_len)};
-    KVF_TRY(kvfi_nixl_notif_encode(&notif, &transfer->message, error));
-    transfer->op.message = transfer->message.data;
-    transfer->op.message_len = transfer->message.len;
+    buf->len = agent->prefix_len;
+    KVF_TRY(kvfi_nixl_notif_finish(kvfi_span(message, message_len), buf, error));
+    transfer->op.message = buf->data;
+    transfer->op.message_len = buf->len;
+    transfer->notifies = true;
     return KVF_OK;
 }
 
@@ -226,65 +123,92 @@ static enum kvf_status refuse(const struct agent_peer *peer, const char *what,
                     kvf_status_text(status));
 }
 
-static void begin(struct kvf_agent *agent, struct transfer *transfer, struct agent_peer *peer,
-                  uint64_t user_data)
+static bool next_piece(void *ctx, struct kvfi_lane_piece *piece)
 {
-    transfer->id.value = ++agent->last_transfer;
+    return kvfi_walk_step(ctx, UINT64_MAX, piece) == KVFI_WALK_PIECE;
+}
+
+enum kvf_status kvfi_agent_start(struct kvf_agent *agent, struct agent_peer *peer,
+                                 const struct posting *posting, struct transfer **transfer_p,
+                                 struct kvf_error *error)
+{
+    if (posting->extent.descriptors == 0 && !posting->notification)
+        return kvf_fail(error, KVF_EINVAL, "%s: an empty plan needs a notification", posting->what);
+    struct transfer *transfer = kvfi_agent_take_transfer(agent);
+    if (!transfer)
+        return kvf_fail(error, KVF_ENOMEM, "%s: no memory for a transfer", posting->what);
     transfer->peer = peer;
-    transfer->user_data = user_data;
+    transfer->user_data = posting->user_data;
+    transfer->operation = posting->operation;
+    transfer->stats.bytes = posting->extent.bytes;
+    transfer->stats.post_start_ns = posting->start_ns;
+    enum kvf_status status = kvfi_agent_check_cover(agent, peer, posting, &transfer->pins,
+                                                    &transfer->stats.run_count, error);
+    if (status == KVF_OK && posting->notification)
+        status = encode(agent, transfer, posting->notification, posting->notification_len, error);
+    if (status != KVF_OK)
+        goto err_transfer;
+
+    struct kvfi_walk walk;
+    kvfi_walk_start(&walk, posting->plan, &agent->regions, &peer->regions);
+    status = agent->ops->post(agent->lane, peer->lane_peer, posting->operation, next_piece, &walk,
+                              &transfer->op);
+    if (status != KVF_OK) {
+        status = refuse(peer, posting->what, status, error);
+        goto err_transfer;
+    }
+    kvfi_pins_hold(&transfer->pins);
+    peer->operations++;
+    agent->transfer_count++;
+    agent->counters.runs_posted += transfer->stats.run_count;
+    transfer->stats.post_end_ns = agent->ops->now_ns(agent->lane);
+    *transfer_p = transfer;
+    return KVF_OK;
+
+err_transfer:
+    kvfi_agent_put_transfer(agent, transfer);
+    return status;
+}
+
+/* The id is taken before anything is posted, so that nothing has to be undone after. */
+static enum kvf_status post_once(struct kvf_agent *agent, struct kvf_peer_id peer_id,
+                                 struct posting *posting, struct kvf_transfer_id *transfer_p,
+                                 struct kvf_error *error)
+{
+    struct agent_peer *peer = NULL;
+    struct transfer *transfer = NULL;
+    uint64_t id = 0;
+    KVF_TRY(kvfi_agent_check_posting(agent, peer_id, posting, &peer, error));
+    enum kvf_status status = kvfi_slots_take(&agent->once, agent->allocator, NULL, &id);
+    if (status != KVF_OK)
+        return kvf_fail(error, status, "post: no memory for a transfer");
+    status = kvfi_agent_start(agent, peer, posting, &transfer, error);
+    if (status != KVF_OK) {
+        kvfi_slots_leave(&agent->once, id);
+        return status;
+    }
+    kvfi_slots_set(&agent->once, id, transfer);
+    transfer->id.value = id;
+    *transfer_p = transfer->id;
+    return KVF_OK;
 }
 
 enum kvf_status kvf_agent_post(struct kvf_agent *agent, enum kvf_operation operation,
-                               struct kvf_peer_id peer_id, const struct kvf_plan *plan,
+                               struct kvf_peer_id peer, const struct kvf_plan *plan,
                                const void *notification, size_t notification_len,
                                uint64_t user_data, struct kvf_transfer_id *transfer_p,
                                struct kvf_error *error)
 {
-    enum kvf_status status = KVF_OK;
-    struct kvfi_plan_extent extent;
-    uint64_t start_ns = agent->ops->now_ns(agent->lane);
-
-    if (operation != KVF_READ && operation != KVF_WRITE)
-        return kvf_fail(error, KVF_EINVAL, "post: operation %d is unknown", (int)operation);
-    if (!plan || (!notification && notification_len > 0))
-        return kvf_fail(error, KVF_EINVAL, "post: no plan, or a notification without bytes");
-    struct agent_peer *peer = find_live(agent, peer_id, "post", &status, error);
-    if (!peer)
-        return status;
-    KVF_TRY(kvfi_plan_check(plan, &extent, error));
-    if (extent.descriptors == 0 && !notification)
-        return kvf_fail(error, KVF_EINVAL, "post: an empty plan needs a notification");
-
-    struct transfer *transfer = take_transfer(agent);
-    if (!transfer)
-        return kvf_fail(error, KVF_ENOMEM, "post: no memory for a transfer");
-    begin(agent, transfer, peer, user_data);
-    transfer->stats.bytes = extent.bytes;
-    transfer->stats.post_start_ns = start_ns;
-    status = check_cover(agent, peer, plan, transfer, error);
-    if (status == KVF_OK && notification)
-        status = encode_message(agent, transfer, notification, notification_len, error);
+    struct posting posting = {.what = "post",
+                              .plan = plan,
+                              .notification = notification,
+                              .notification_len = notification_len,
+                              .user_data = user_data,
+                              .start_ns = agent->ops->now_ns(agent->lane),
+                              .operation = operation};
+    enum kvf_status status = post_once(agent, peer, &posting, transfer_p, error);
     if (status != KVF_OK)
-        goto err_transfer;
-
-    struct walk walk;
-    start_walk(&walk, plan, agent, peer);
-    status =
-        agent->ops->post(agent->lane, peer->lane_peer, operation, next_piece, &walk, &transfer->op);
-    if (status != KVF_OK) {
-        status = refuse(peer, "post", status, error);
-        goto err_transfer;
-    }
-    for (size_t i = 0; i < transfer->pin_count; i++)
-        transfer->pins[i]->uses++;
-    peer->operations++;
-    agent->transfer_count++;
-    transfer->stats.post_end_ns = agent->ops->now_ns(agent->lane);
-    *transfer_p = transfer->id;
-    return KVF_OK;
-
-err_transfer:
-    put_transfer(agent, transfer);
+        agent->counters.posts_refused++;
     return status;
 }
 
@@ -292,24 +216,23 @@ enum kvf_status kvf_agent_notify(struct kvf_agent *agent, struct kvf_peer_id pee
                                  const void *message, size_t message_len, uint64_t user_data,
                                  struct kvf_error *error)
 {
-    enum kvf_status status = KVF_OK;
+    struct agent_peer *peer = NULL;
     if (!message && message_len > 0)
         return kvf_fail(error, KVF_EINVAL, "notify: %zu bytes at NULL", message_len);
-    struct agent_peer *peer = find_live(agent, peer_id, "notify", &status, error);
-    if (!peer)
-        return status;
-    struct transfer *transfer = take_transfer(agent);
+    KVF_TRY(kvfi_agent_find_live(agent, peer_id, "notify", &peer, error));
+    struct transfer *transfer = kvfi_agent_take_transfer(agent);
     if (!transfer)
         return kvf_fail(error, KVF_ENOMEM, "notify: no memory for a message");
-    begin(agent, transfer, peer, user_data);
-    status = encode_message(agent, transfer, message, message_len, error);
+    transfer->peer = peer;
+    transfer->user_data = user_data;
+    enum kvf_status status = encode(agent, transfer, message, message_len, error);
     if (status == KVF_OK) {
         status = agent->ops->notify(agent->lane, peer->lane_peer, &transfer->op);
         if (status != KVF_OK)
             status = refuse(peer, "notify", status, error);
     }
     if (status != KVF_OK) {
-        put_transfer(agent, transfer);
+        kvfi_agent_put_transfer(agent, transfer);
         return status;
     }
     peer->operations++;
@@ -319,22 +242,44 @@ enum kvf_status kvf_agent_notify(struct kvf_agent *agent, struct kvf_peer_id pee
 
 /* ---- completion ----------------------------------------------------------------------------- */
 
+static void count(struct kvf_agent *agent, const struct transfer *transfer, enum kvf_status status)
+{
+    struct kvf_agent_counters *counters = &agent->counters;
+    if (status != KVF_OK) {
+        counters->transfers_failed++;
+        return;
+    }
+    counters->notifications_sent += transfer->notifies;
+    if (transfer->operation == KVF_WRITE) {
+        counters->writes_done++;
+        counters->bytes_written += transfer->stats.bytes;
+    } else {
+        counters->reads_done++;
+        counters->bytes_read += transfer->stats.bytes;
+    }
+}
+
 void kvfi_agent_transfer_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status status)
 {
     struct kvf_agent *agent = ctx;
     struct transfer *transfer = (struct transfer *)op; /* first member */
-    for (size_t i = 0; i < transfer->pin_count; i++)
-        transfer->pins[i]->uses--;
+    kvfi_pins_drop(&transfer->pins);
     transfer->peer->operations--;
     agent->transfer_count--;
     transfer->stats.done_ns = agent->ops->now_ns(agent->lane);
+    count(agent, transfer, status);
+    if (transfer->prepared)
+        kvfi_agent_prepared_done(agent, transfer, status);
+    else if (!transfer->released)
+        kvfi_slots_leave(&agent->once, transfer->id.value);
 
     /* the callback may post again, so nothing of the pooled object is used after this */
     struct kvf_transfer_stats stats = transfer->stats;
     struct kvf_transfer_id id = transfer->id;
     uint64_t user_data = transfer->user_data;
-    put_transfer(agent, transfer);
-    if (!agent->silent && agent->callbacks.transfer_done)
+    bool silent = agent->silent || transfer->released;
+    kvfi_agent_put_transfer(agent, transfer);
+    if (!silent && agent->callbacks.transfer_done)
         agent->callbacks.transfer_done(agent->callbacks.ctx, id, user_data, status, &stats);
 }
 
@@ -346,7 +291,11 @@ void kvfi_agent_notify_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status 
     uint64_t user_data = transfer->user_data;
     transfer->peer->operations--;
     agent->notification_count--;
-    put_transfer(agent, transfer);
+    if (status == KVF_OK)
+        agent->counters.notifications_sent++;
+    else
+        agent->counters.notifications_failed++;
+    kvfi_agent_put_transfer(agent, transfer);
     if (status != KVF_OK && !agent->silent && agent->callbacks.notify_failed)
         agent->callbacks.notify_failed(agent->callbacks.ctx, peer, user_data, status);
 }

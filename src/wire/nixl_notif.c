@@ -7,6 +7,7 @@
 #define TAG_NAME     "name"
 #define TAG_MSG      "msg"
 #define OVERHEAD_LEN 36 /* prefix, tags, lengths, terminators */
+#define FINISH_LEN   12 /* of them, those of the message */
 
 static enum kvf_status check(const struct kvfi_nixl_notif *notif, enum kvf_status malformed,
                              struct kvf_error *error)
@@ -30,6 +31,26 @@ enum kvf_status kvfi_nixl_notif_encode(const struct kvfi_nixl_notif *notif, stru
     kvfi_serdes_begin(buf);
     kvfi_serdes_put(buf, TAG_NAME, notif->name);
     kvfi_serdes_put(buf, TAG_MSG, notif->msg);
+    return kvfi_buf_status(buf, error);
+}
+
+enum kvf_status kvfi_nixl_notif_begin(struct kvfi_span name, struct kvfi_buf *buf,
+                                      struct kvf_error *error)
+{
+    KVF_TRY(check(&(struct kvfi_nixl_notif){.name = name}, KVF_EINVAL, error));
+    kvfi_serdes_begin(buf);
+    kvfi_serdes_put(buf, TAG_NAME, name);
+    return kvfi_buf_status(buf, error);
+}
+
+enum kvf_status kvfi_nixl_notif_finish(struct kvfi_span msg, struct kvfi_buf *buf,
+                                       struct kvf_error *error)
+{
+    if (msg.len > KVFI_NIXL_NOTIF_LEN_MAX - FINISH_LEN - buf->len)
+        return kvf_fail(error, KVF_ELIMIT,
+                        "NIXL notification: a message of %zu bytes makes the body longer than %zu",
+                        msg.len, KVFI_NIXL_NOTIF_LEN_MAX);
+    kvfi_serdes_put(buf, TAG_MSG, msg);
     return kvfi_buf_status(buf, error);
 }
 

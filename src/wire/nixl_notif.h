@@ -18,6 +18,14 @@ struct kvfi_nixl_notif {
 enum kvf_status kvfi_nixl_notif_encode(const struct kvfi_nixl_notif *notif, struct kvfi_buf *buf,
                                        struct kvf_error *error) KVF_MUST_USE;
 
+/* The same in two steps, for a sender who notifies often: begin fills an empty buf with what is the
+ * same for every message of that name, finish appends the payload. Cutting buf back to its length
+ * in between makes it ready for the next finish. */
+enum kvf_status kvfi_nixl_notif_begin(struct kvfi_span name, struct kvfi_buf *buf,
+                                      struct kvf_error *error) KVF_MUST_USE;
+enum kvf_status kvfi_nixl_notif_finish(struct kvfi_span msg, struct kvfi_buf *buf,
+                                       struct kvf_error *error) KVF_MUST_USE;
+
 /* Spans point into data. Takes no memory. KVF_EFORMAT, KVF_ELIMIT. */
 enum kvf_status kvfi_nixl_notif_decode(const void *data, size_t len, struct kvfi_nixl_notif *notif,
                                        struct kvf_error *error) KVF_MUST_USE;

@@ -23,6 +23,35 @@ static void golden_both_ways(void **state)
     free(golden.data);
 }
 
+/* One beginning, many ends. */
+static void two_steps_are_the_same_as_one(void **state)
+{
+    static const char *const messages[] = {"", "hi", "a longer message", "x"};
+    struct kvfi_buf steps, once;
+    kvfi_buf_init(&steps, NULL);
+    assert_int_equal(kvfi_nixl_notif_begin(kvfi_span_str("beta"), &steps, NULL), KVF_OK);
+    size_t begun = steps.len;
+    for (size_t i = 0; i < ITEMS(messages); i++) {
+        struct kvfi_nixl_notif notif = {.name = kvfi_span_str("beta"),
+                                        .msg = kvfi_span_str(messages[i])};
+        kvfi_buf_init(&once, NULL);
+        assert_int_equal(kvfi_nixl_notif_encode(&notif, &once, NULL), KVF_OK);
+        steps.len = begun;
+        assert_int_equal(kvfi_nixl_notif_finish(notif.msg, &steps, NULL), KVF_OK);
+        test_same_bytes(steps.data, steps.len, once.data, once.len);
+        kvfi_buf_deinit(&once);
+    }
+    struct kvf_error error;
+    steps.len = begun;
+    test_refused(
+        kvfi_nixl_notif_finish(kvfi_span("", KVFI_NIXL_NOTIF_LEN_MAX - 36 - 3), &steps, &error),
+        KVF_ELIMIT, &error, "16777216");
+    assert_int_equal(steps.len, begun);
+    test_refused(kvfi_nixl_notif_begin(kvfi_span_str(""), &steps, &error), KVF_EINVAL, &error,
+                 "name");
+    kvfi_buf_deinit(&steps);
+}
+
 static void message_may_be_empty_or_large(void **state)
 {
     static const size_t lens[] = {0, 1, 65536, 1 << 20};
@@ -104,6 +133,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_both_ways),
+        cmocka_unit_test(two_steps_are_the_same_as_one),
         cmocka_unit_test(message_may_be_empty_or_large),
         cmocka_unit_test(every_truncation_is_refused),
         cmocka_unit_test(trailing_bytes_are_refused),
