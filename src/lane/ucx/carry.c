@@ -15,8 +15,10 @@
 #include "lane/ucx/ucx.h"
 
 #include "runtime/alloc.h"
+#include "runtime/clock.h"
 
 #include <string.h>
+#include <sys/random.h>
 
 enum {
     CHUNK_LEN_MAX = 32 * 1024, /* one message; UCX assembles what is longer than a fragment */
@@ -98,7 +100,7 @@ static bool grow_table(struct kvfi_lane *lane)
     struct ucx_carry *carry = kvfi_calloc(lane->allocator, 1, sizeof(*carry));
     if (!carry)
         return false;
-    carry->token = state->count;
+    carry->token = state->first_token + state->count;
     state->table[state->count++] = carry;
     carry->next_free = state->free;
     state->free = carry;
@@ -147,7 +149,7 @@ void kvfi_ucx_carry_free(struct kvfi_lane *lane)
 static void stop_waiting(struct ucx_carry *carry, uint64_t messages)
 {
     if (carry->waiting < messages || messages == 0)
-        return; /* answered more often than asked */
+        return; /* failed after it was answered, or with its peer */
     carry->waiting -= messages;
     if (carry->waiting == 0)
         kvfi_ucx_part_done(carry->op);
@@ -200,6 +202,8 @@ static ucs_status_t send_chunk(struct kvfi_lane_op *op, uint64_t local, uint64_t
     ucs_status_t status = send_out(message, op->peer->ep, data, len, UCP_AM_SEND_FLAG_REPLY);
     if (status == UCS_INPROGRESS)
         op->outstanding++;
+    if (op->peer->failed) /* inside the call: nobody will answer, nor take what follows */
+        return UCS_ERR_CONNECTION_RESET;
     if (status == UCS_OK || status == UCS_INPROGRESS) {
         if (carry->waiting++ == 0)
             op->outstanding++;
@@ -234,8 +238,8 @@ static void on_landed(struct kvfi_lane *lane, const struct kvfi_carry_header *he
 {
     uint64_t index = header->token & UINT32_MAX;
     struct ucx_carry *carry = index < lane->carry.count ? lane->carry.table[index] : NULL;
-    if (!carry || carry->token != header->token || !carry->op)
-        return; /* the op has ended without it */
+    if (!carry || carry->token != header->token || !carry->op || carry->waiting == 0)
+        return; /* the wait has ended without it */
     if (header->result != KVFI_CARRY_OK && carry->op->status == KVF_OK)
         carry->op->status = KVF_ENOTALLOWED;
     stop_waiting(carry, 1);
@@ -255,23 +259,25 @@ void kvfi_ucx_carry_lost(struct kvfi_lane_peer *peer)
 
 /* ---- target --------------------------------------------------------------------------------- */
 
-/* An answer that UCX refuses means that the connection is going, which the initiator sees. Without
- * memory for one the initiator waits until the connection ends; the first slab is there from the
- * start, so that takes many answers under way and an exhausted heap. */
+/* An answer that cannot leave would be waited for without end, so the connection goes with it: both
+ * sides see a loss. That takes an endpoint of ours, which exists where the two have loaded each
+ * other; of others there is only the count. */
 static void answer(struct kvfi_lane *lane, ucp_ep_h ep, uint64_t token, uint32_t result)
 {
     struct ucx_carry_message *message = take_message(lane);
-    if (!message) {
-        lane->usage.messages_dropped++;
-        return;
+    ucs_status_t status = UCS_ERR_NO_MEMORY;
+    if (message) {
+        message->op = NULL;
+        kvfi_carry_encode(&(struct kvfi_carry_header){.kind = KVFI_CARRY_LANDED,
+                                                      .result = result,
+                                                      .token = token},
+                          message->header);
+        status = send_out(message, ep, NULL, 0, 0);
     }
-    message->op = NULL;
-    kvfi_carry_encode(
-        &(struct kvfi_carry_header){.kind = KVFI_CARRY_LANDED, .result = result, .token = token},
-        message->header);
-    ucs_status_t status = send_out(message, ep, NULL, 0, 0);
-    if (status != UCS_OK && status != UCS_INPROGRESS)
-        lane->usage.messages_dropped++;
+    if (status == UCS_OK || status == UCS_INPROGRESS)
+        return;
+    lane->usage.messages_dropped++;
+    kvfi_ucx_fail(lane, ep, status);
 }
 
 static void land(struct kvfi_lane *lane, const struct kvfi_carry_header *header, const void *data,
@@ -279,8 +285,8 @@ static void land(struct kvfi_lane *lane, const struct kvfi_carry_header *header,
 {
     uint32_t result = KVFI_CARRY_REFUSED;
     if (kvfi_ucx_is_writable(lane, header->addr, len)) {
-        /* NOLINTNEXTLINE: inside a registration of ours */
-        memcpy((void *)(uintptr_t)header->addr, data, len);
+        if (len > 0) /* NOLINTNEXTLINE: inside a registration of ours */
+            memcpy((void *)(uintptr_t)header->addr, data, len);
         result = KVFI_CARRY_OK;
     }
     answer(lane, param->reply_ep, header->token, result);
@@ -311,6 +317,10 @@ ucs_status_t kvfi_ucx_carry_start(struct kvfi_lane *lane)
         .cb = on_carry,
         .arg = lane,
     };
+    uint32_t generation = 0;
+    if (getrandom(&generation, sizeof(generation), GRND_NONBLOCK) != (ssize_t)sizeof(generation))
+        generation = (uint32_t)kvfi_clock_mono_ns();
+    lane->carry.first_token = (uint64_t)generation << 32;
     if (!add_slab(lane))
         return UCS_ERR_NO_MEMORY;
     return ucp_worker_set_am_recv_handler(lane->worker, &param);

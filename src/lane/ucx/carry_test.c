@@ -40,7 +40,9 @@ static struct sent sent[SENT_MAX];
 static size_t sent_count;
 static size_t fail_at; /* this call fails at once; 0: none */
 static bool at_once;   /* calls end within the call: only what is told is known */
+static size_t lose_at; /* the peer is lost inside this call; 0: not */
 static size_t put_count;
+static struct kvfi_lane_peer peer; /* the target, as the initiator sees it */
 
 static ucp_am_recv_callback_t handlers[2];
 static void *handler_args[2];
@@ -73,6 +75,11 @@ ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h ep, unsigned id, const void *header, s
                           .reply = param->flags & UCP_AM_SEND_FLAG_REPLY};
     if (sent_count == fail_at)
         return UCS_STATUS_PTR(UCS_ERR_IO_ERROR);
+    if (sent_count == lose_at) {
+        peer.failed = true;
+        peer.failure = UCS_ERR_CONNECTION_RESET;
+        kvfi_ucx_carry_lost(&peer);
+    }
     return at_once ? NULL : call;
 }
 
@@ -161,7 +168,6 @@ static const struct kvf_allocator counted = {
     .alloc = counted_alloc, .realloc = counted_realloc, .free = counted_free};
 
 static struct kvfi_lane lanes[2];
-static struct kvfi_lane_peer peer; /* the target, as the initiator sees it */
 static struct kvfi_lane_memory *memory;
 static struct kvfi_lane_rkey carried = {.carried = true};
 static struct kvfi_lane_rkey plain;
@@ -175,7 +181,7 @@ static ucp_ep_h endpoint(int lane)
 
 static int setup(void **state)
 {
-    sent_count = put_count = handler_count = fail_at = alloc_count = fail_alloc_at = 0;
+    sent_count = put_count = handler_count = fail_at = lose_at = alloc_count = fail_alloc_at = 0;
     at_once = false;
     mapped_type = UCS_MEMORY_TYPE_HOST;
     for (int i = 0; i < 2; i++) {
@@ -650,26 +656,80 @@ static void short_of_memory(void **state)
     release(1, UCS_OK);
 }
 
-/* The target has no memory for an answer: it counts that, and the initiator ends with the
- * connection. */
-static void no_memory_for_an_answer(void **state)
+/* The target cannot answer, first for want of memory, then of UCX's: rather than leave the
+ * initiator waiting it gives up the connection, if that is one of its own. */
+static void no_way_to_answer(void **state)
 {
     enum { UNDER_WAY = 64 };
     struct kvfi_lane_op op;
+    struct kvfi_lane_peer initiator = {.lane = &lanes[TARGET], .ep = endpoint(INITIATOR)};
+    struct kvfi_lane_peer other = {
+        .lane = &lanes[TARGET], .ep = endpoint(TARGET), .next = &initiator};
+    lanes[TARGET].peers = &other;
     assert_int_equal(post_one(&op, 0, 0, 8, NULL), KVF_OK);
     release(0, UCS_OK);
     for (size_t i = 0; i < UNDER_WAY; i++)
         deliver(0);
+    assert_false(initiator.failed);
     alloc_count = 0;
     fail_alloc_at = 1;
     deliver(0);
     assert_int_equal(lanes[TARGET].usage.messages_dropped, 1);
     assert_int_equal(sent_count, 1 + UNDER_WAY);
-    assert_false(is_done(&op));
+    assert_true(initiator.failed && initiator.forced);
+    assert_false(other.failed);
+    assert_ptr_equal(lanes[TARGET].to_force, &initiator);
+
+    initiator.failed = initiator.forced = false;
+    release(1, UCS_OK); /* one more may be under way again */
+    fail_at = sent_count + 1;
+    deliver(0);
+    assert_int_equal(lanes[TARGET].usage.messages_dropped, 2);
+    assert_true(initiator.failed);
+    (void)kvfi_lane_queue_take(&lanes[TARGET].events);
+    lanes[TARGET].peers = NULL;
+
     peer.failed = true;
     peer.failure = UCS_ERR_CONNECTION_RESET;
     kvfi_ucx_carry_lost(&peer);
     expect_done(&op, KVF_EDISCONNECTED);
+}
+
+/* The handler of failures may run inside a send. */
+static void lost_inside_a_send(void **state)
+{
+    struct kvfi_lane_op op;
+    lose_at = 2;
+    assert_int_equal(post_one(&op, 0, 0, 3 * CHUNK, "never sent"), KVF_OK);
+    assert_int_equal(sent_count, 2);
+    release(0, UCS_ERR_CONNECTION_RESET);
+    assert_false(is_done(&op));
+    release(1, UCS_ERR_CONNECTION_RESET);
+    expect_done(&op, KVF_EDISCONNECTED);
+}
+
+/* A second answer, after the message has left, is no failure of the WRITE. */
+static void refusal_after_the_end(void **state)
+{
+    struct kvfi_lane_op op;
+    assert_int_equal(post_one(&op, 0, 0, 8, "told"), KVF_OK);
+    struct kvfi_carry_header header;
+    assert_true(kvfi_carry_decode(sent[0].header, sent[0].header_len, &header));
+    release(0, UCS_OK);
+    deliver(0);
+    deliver(1);
+    assert_int_equal(sent_count, 3);
+    header.kind = KVFI_CARRY_LANDED;
+    header.result = KVFI_CARRY_REFUSED;
+    unsigned char bytes[KVFI_CARRY_HEADER_LEN];
+    const ucp_am_recv_param_t param = {0};
+    kvfi_carry_encode(&header, bytes);
+    assert_int_equal(
+        handlers[INITIATOR](handler_args[INITIATOR], bytes, sizeof(bytes), NULL, 0, &param),
+        UCS_OK);
+    release(2, UCS_OK);
+    expect_done(&op, KVF_OK);
+    release(1, UCS_OK);
 }
 
 /* More in flight at once than the pools' first sizes. */
@@ -714,7 +774,9 @@ int main(void)
         CARRY_TEST(a_message_fails_later),
         CARRY_TEST(start_without_memory),
         CARRY_TEST(short_of_memory),
-        CARRY_TEST(no_memory_for_an_answer),
+        CARRY_TEST(no_way_to_answer),
+        CARRY_TEST(lost_inside_a_send),
+        CARRY_TEST(refusal_after_the_end),
         CARRY_TEST(many_at_once),
     };
     return cmocka_run_group_tests_name("lane/ucx_carry", tests, NULL, NULL);

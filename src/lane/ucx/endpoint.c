@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One endpoint per peer: creation, failure, and a close that is driven to its end. */
 #include "lane/ucx/carry_wire.h"
+#include "lane/ucx/skew.h"
 #include "lane/ucx/ucx.h"
 
 #include "runtime/alloc.h"
@@ -21,6 +22,10 @@ static void on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
         return;
     peer->failed = true;
     peer->failure = status;
+    if (peer->parked) {
+        peer->parked = false;
+        peer->lane->usage.peers_closing++;
+    }
     kvfi_ucx_carry_lost(peer);
     if (!peer->cancelled && !peer->released) {
         peer->event.kind = UCX_PEER_LOST;
@@ -31,6 +36,14 @@ static void on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
         peer->forced = true;
         peer->next_force = peer->lane->to_force;
         peer->lane->to_force = peer;
+    }
+}
+
+void kvfi_ucx_fail(struct kvfi_lane *lane, ucp_ep_h ep, ucs_status_t status)
+{
+    for (struct kvfi_lane_peer *peer = lane->peers; peer; peer = peer->next) {
+        if (peer->ep == ep)
+            on_failure(peer, ep, status);
     }
 }
 
@@ -60,6 +73,67 @@ static enum kvf_status create_endpoint(struct kvfi_lane_peer *peer, const void *
                     ucs_status_string(status));
 }
 
+/* Two versions that do not meet here are refused, and named, before UCX tries and hangs. */
+static enum kvf_status check_versions(const struct kvfi_lane *lane, const void *address, size_t len,
+                                      struct kvf_error *error)
+{
+    unsigned theirs = kvfi_skew_minor(address, len, lane->minor);
+    if (!lane->loopback_only || !kvfi_skew_cuts_loopback(lane->minor, theirs))
+        return KVF_OK;
+    return kvf_fail(error, KVF_ENOTSUP,
+                    "ucx: this side runs UCX 1.%u and the peer UCX 1.%u%s, and these do not find "
+                    "each other over loopback, the only network device here; run both on one "
+                    "version, from 1.22 on (LD_LIBRARY_PATH), or add an interface with an address",
+                    lane->minor, theirs, theirs == KVFI_SKEW_LEGACY ? " or older" : "");
+}
+
+/* The parked peer with that address, as good as new; NULL when there is none. */
+static struct kvfi_lane_peer *unpark(struct kvfi_lane *lane, const void *address, size_t len,
+                                     void *user)
+{
+    for (struct kvfi_lane_peer *peer = lane->peers; peer; peer = peer->next) {
+        if (!peer->parked || peer->address_len != len || memcmp(peer->address, address, len) != 0)
+            continue;
+        peer->parked = peer->released = peer->cancelled = false;
+        peer->user = user;
+        return peer;
+    }
+    return NULL;
+}
+
+static void free_peer(struct kvfi_lane_peer *peer)
+{
+    const struct kvf_allocator *allocator = peer->lane->allocator;
+    kvfi_free(allocator, peer->address);
+    kvfi_free(allocator, peer);
+}
+
+static enum kvf_status new_peer(struct kvfi_lane *lane, const void *address, size_t len, void *user,
+                                struct kvfi_lane_peer **peer_p, struct kvf_error *error)
+{
+    struct kvfi_lane_peer *peer = kvfi_calloc(lane->allocator, 1, sizeof(*peer));
+    if (!peer)
+        return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for a peer");
+    peer->lane = lane;
+    peer->user = user;
+    peer->address = kvfi_calloc(lane->allocator, 1, len);
+    enum kvf_status status =
+        peer->address ? create_endpoint(peer, address, len, error)
+                      : kvf_fail(error, KVF_ENOMEM, "ucx: no memory for a peer's address");
+    if (status != KVF_OK) {
+        free_peer(peer);
+        return status;
+    }
+    memcpy(peer->address, address, len);
+    peer->address_len = len;
+    peer->next = lane->peers;
+    if (lane->peers)
+        lane->peers->back = peer;
+    lane->peers = peer;
+    *peer_p = peer;
+    return KVF_OK;
+}
+
 enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, size_t len,
                                  void *user, struct kvfi_lane_peer **peer_p,
                                  struct kvf_error *error)
@@ -69,21 +143,11 @@ enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, si
     if (len < ADDRESS_LEN_MIN || (*(const unsigned char *)address & 0x0f) > 1)
         return kvf_fail(error, KVF_EFORMAT,
                         "ucx: %zu bytes are not a worker address of format 1 or 2", len);
-    struct kvfi_lane_peer *peer = kvfi_calloc(lane->allocator, 1, sizeof(*peer));
+    KVF_TRY(check_versions(lane, address, len, error));
+    struct kvfi_lane_peer *peer = unpark(lane, address, len, user);
     if (!peer)
-        return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for a peer");
-    peer->lane = lane;
-    peer->user = user;
+        KVF_TRY(new_peer(lane, address, len, user, &peer, error));
     peer->abilities = abilities;
-    enum kvf_status status = create_endpoint(peer, address, len, error);
-    if (status != KVF_OK) {
-        kvfi_free(lane->allocator, peer);
-        return status;
-    }
-    peer->next = lane->peers;
-    if (lane->peers)
-        lane->peers->back = peer;
-    lane->peers = peer;
     lane->usage.peers++;
     *peer_p = peer;
     return KVF_OK;
@@ -92,7 +156,7 @@ enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, si
 void kvfi_ucx_maybe_free_peer(struct kvfi_lane_peer *peer)
 {
     struct kvfi_lane *lane = peer->lane;
-    if (!peer->released || peer->ep || peer->close_request || peer->event.queued)
+    if (!peer->released || peer->parked || peer->ep || peer->close_request || peer->event.queued)
         return;
     if (peer->next)
         peer->next->back = peer->back;
@@ -101,7 +165,7 @@ void kvfi_ucx_maybe_free_peer(struct kvfi_lane_peer *peer)
     else
         lane->peers = peer->next;
     lane->usage.peers_closing--;
-    kvfi_free(lane->allocator, peer);
+    free_peer(peer);
 }
 
 static void on_closed(void *request, ucs_status_t status, void *user_data)
@@ -157,13 +221,31 @@ void kvfi_ucx_close_at_once(struct kvfi_lane_peer *peer)
 void kvfi_ucx_disconnect(struct kvfi_lane *lane, struct kvfi_lane_peer *peer)
 {
     lane->usage.peers--;
-    lane->usage.peers_closing++;
     peer->released = true;
+    if (peer->ep && !peer->failed && (lane->abilities & KVFI_TRAILER_CARRY)) {
+        peer->parked = true;
+        return;
+    }
+    lane->usage.peers_closing++;
     if (peer->forced && peer->ep) /* the next kvfi_ucx_force_close() goes on */
         return;
     if (peer->ep)
         start_close(peer, peer->failed);
     kvfi_ucx_maybe_free_peer(peer);
+}
+
+void kvfi_ucx_unpark_all(struct kvfi_lane *lane)
+{
+    struct kvfi_lane_peer *next;
+    for (struct kvfi_lane_peer *peer = lane->peers; peer; peer = next) {
+        next = peer->next;
+        if (!peer->parked)
+            continue;
+        peer->parked = false;
+        lane->usage.peers_closing++;
+        start_close(peer, false);
+        kvfi_ucx_maybe_free_peer(peer);
+    }
 }
 
 void kvfi_ucx_abandon_closes(struct kvfi_lane *lane)
@@ -180,6 +262,6 @@ void kvfi_ucx_free_peers(struct kvfi_lane *lane)
     while (lane->peers) {
         struct kvfi_lane_peer *peer = lane->peers;
         lane->peers = peer->next;
-        kvfi_free(lane->allocator, peer);
+        free_peer(peer);
     }
 }

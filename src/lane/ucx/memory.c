@@ -188,7 +188,7 @@ enum kvf_status kvfi_ucx_rkey_unpack(struct kvfi_lane *lane, struct kvfi_lane_pe
                           len, ucs_status_string(status));
         goto out;
     }
-    rkey->carried = (peer->abilities & KVFI_TRAILER_CARRY) && kvfi_rkey_is_keyless(bytes, len);
+    rkey->carried = (peer->abilities & KVFI_TRAILER_CARRY) && kvfi_rkey_is_plain(bytes, len);
     lane->usage.rkeys++;
     *rkey_p = rkey;
     rkey = NULL;

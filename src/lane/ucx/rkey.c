@@ -55,9 +55,10 @@ size_t kvfi_rkey_strip(void *bytes, size_t len)
     return to + (len - from);
 }
 
-bool kvfi_rkey_is_keyless(const void *bytes, size_t len)
+bool kvfi_rkey_is_plain(const void *bytes, size_t len)
 {
-    if (!kvfi_rkey_check(bytes, len))
+    enum { HOST_MEMORY = 0 };
+    if (!kvfi_rkey_check(bytes, len) || ((const unsigned char *)bytes)[MAP_LEN] != HOST_MEMORY)
         return false;
     const unsigned char *at = (const unsigned char *)bytes + HEADER_LEN;
     for (uint64_t map = read_map(bytes); map; map &= map - 1, at++) {

@@ -29,8 +29,9 @@ bool kvfi_rkey_check(const void *bytes, size_t len) KVF_MUST_USE;
  */
 size_t kvfi_rkey_strip(void *bytes, size_t len);
 
-/* True when no transport has put a key of its own in there (only entries of size 0): then puts are
- * emulated, whatever connects the two. False for bytes that are not a valid envelope. */
-bool kvfi_rkey_is_keyless(const void *bytes, size_t len) KVF_MUST_USE;
+/* True for host memory into which no transport has put a key of its own (only entries of size 0):
+ * then puts are emulated, whatever connects the two. False for bytes that are not a valid envelope.
+ */
+bool kvfi_rkey_is_plain(const void *bytes, size_t len) KVF_MUST_USE;
 
 #endif

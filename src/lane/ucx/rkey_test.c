@@ -69,23 +69,25 @@ static void full_map(void **state)
     expect_strip(bytes, sizeof(bytes), empty, sizeof(empty));
 }
 
-static void keyless(void **state)
+static void plain(void **state)
 {
     const unsigned char old[12] = {0x13};
     const unsigned char empty[9] = {0};
     const unsigned char with_key[] = {0x03, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 9};
-    assert_true(kvfi_rkey_is_keyless(old, sizeof(old)));
-    assert_true(kvfi_rkey_is_keyless(empty, sizeof(empty)));
-    assert_false(kvfi_rkey_is_keyless(with_key, sizeof(with_key)));
-    assert_false(kvfi_rkey_is_keyless(old, sizeof(old) - 1));
-    assert_false(kvfi_rkey_is_keyless(empty, 0));
+    assert_true(kvfi_rkey_is_plain(old, sizeof(old)));
+    assert_true(kvfi_rkey_is_plain(empty, sizeof(empty)));
+    assert_false(kvfi_rkey_is_plain(with_key, sizeof(with_key)));
+    assert_false(kvfi_rkey_is_plain(old, sizeof(old) - 1));
+    assert_false(kvfi_rkey_is_plain(empty, 0));
+    const unsigned char cuda[9] = {[8] = 1};
+    assert_false(kvfi_rkey_is_plain(cuda, sizeof(cuda)));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(real_keys), cmocka_unit_test(mixed_entries), cmocka_unit_test(cut_keys),
-        cmocka_unit_test(full_map),  cmocka_unit_test(keyless),
+        cmocka_unit_test(full_map),  cmocka_unit_test(plain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

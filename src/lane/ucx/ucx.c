@@ -6,103 +6,19 @@
 #include "runtime/alloc.h"
 #include "runtime/clock.h"
 
-#include <dirent.h>
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
     PROGRESS_ROUNDS_MAX = 32,
     EVENTS_PER_PROGRESS = 256,
     WAITING_COUNT_MAX = EVENTS_PER_PROGRESS,
+    MINOR_OF_LATER = 99, /* for what comes after UCX 1.x */
 };
 #define WAITING_BYTES_MAX ((size_t)4 << 20)
 #define DRAIN_NS          (2 * KVFI_NS_PER_S)
 /* A close needs the peer to answer; one that is busy or gone is not waited for. */
 #define CLOSE_NS (500 * KVFI_NS_PER_MS)
-
-/* NIXL's settings, each only where the user did not choose. RCACHE_MAX_UNRELEASED bounds the host
- * memory that UCX's registration cache may keep (B71); older versions bound it themselves. */
-static const struct {
-    const char *key;
-    const char *value;
-} overrides[] = {
-    {"RNDV_THRESH", "inf"},
-    {"MAX_RMA_RAILS", "2"},
-    {"IB_PCI_RELAXED_ORDERING", "try"},
-    {"RCACHE_MAX_UNRELEASED", "1024"},
-};
-
-static bool has_infiniband(void)
-{
-    DIR *folder = opendir("/sys/class/infiniband");
-    if (!folder)
-        return false;
-    bool found = false;
-    const struct dirent *entry;
-    while (!found && (entry = readdir(folder)))
-        found = entry->d_name[0] != '.';
-    closedir(folder);
-    return found;
-}
-
-/* UCX takes keys that it does not know, and then warns on standard output at every worker. So ask
- * first: its own keys are in its printed configuration, those of the IB transports belong to it
- * where such a device exists. */
-static bool is_known(const char *printed, const char *name)
-{
-    size_t len = strlen(name);
-    if (strncmp(name, "UCX_IB_", 7) == 0)
-        return has_infiniband();
-    for (const char *at = printed; (at = strstr(at, name)); at += len) {
-        if (at[len] == '=' && (at == printed || at[-1] == '\n'))
-            return true;
-    }
-    return false;
-}
-
-static void apply_overrides(ucp_config_t *config)
-{
-    char *printed = NULL;
-    size_t printed_len = 0;
-    FILE *out = open_memstream(&printed, &printed_len);
-    if (!out)
-        return;
-    ucp_config_print(config, out, NULL, UCS_CONFIG_PRINT_CONFIG);
-    if (fclose(out) == 0) {
-        for (size_t i = 0; i < sizeof(overrides) / sizeof(overrides[0]); i++) {
-            char name[64];
-            (void)snprintf(name, sizeof(name), "UCX_%s", overrides[i].key);
-            if (!getenv(name) && is_known(printed, name))
-                (void)ucp_config_modify(config, overrides[i].key, overrides[i].value);
-        }
-    }
-    free(printed);
-}
-
-static enum kvf_status create_context(struct kvfi_lane *lane, struct kvf_error *error)
-{
-    ucp_config_t *config = NULL;
-    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
-    if (status != UCS_OK)
-        return kvf_fail(error, KVF_ENOTSUP, "ucx: cannot read its configuration: %s; check UCX_*",
-                        ucs_status_string(status));
-    apply_overrides(config);
-    ucp_params_t params = {
-        .field_mask = UCP_PARAM_FIELD_FEATURES,
-        .features = UCP_FEATURE_RMA | UCP_FEATURE_AMO32 | UCP_FEATURE_AMO64 | UCP_FEATURE_AM |
-                    UCP_FEATURE_WAKEUP,
-    };
-    status = ucp_init(&params, config, &lane->context);
-    ucp_config_release(config);
-    if (status == UCS_OK)
-        return KVF_OK;
-    return kvf_fail(error, KVF_ENOTSUP,
-                    "ucx: no context: %s; UCX_TLS and UCX_NET_DEVICES must leave a transport with "
-                    "RMA, active messages and wake-up",
-                    ucs_status_string(status));
-}
 
 static bool keep_address(struct kvfi_lane *lane, const void *address, size_t len)
 {
@@ -172,14 +88,15 @@ static enum kvf_status ucx_create(const struct kvfi_lane_config *config, struct 
     lane->fd = -1;
     kvfi_lane_queue_init(&lane->events);
     unsigned major = 0;
-    unsigned minor = 0;
     unsigned release = 0;
-    ucp_get_version(&major, &minor, &release);
-    lane->strip_rkeys = major == 1 && minor <= 18;
-    if (major == 1 && minor < 20)
+    ucp_get_version(&major, &lane->minor, &release);
+    if (major != 1)
+        lane->minor = MINOR_OF_LATER; /* needs none of the care below */
+    lane->strip_rkeys = lane->minor <= 18;
+    if (lane->minor < 20)
         lane->abilities = KVFI_TRAILER_CARRY;
 
-    enum kvf_status status = create_context(lane, error);
+    enum kvf_status status = kvfi_ucx_create_context(lane, error);
     if (status == KVF_OK)
         status = create_worker(lane, error);
     if (status == KVF_OK)
@@ -320,6 +237,7 @@ static void ucx_drain(struct kvfi_lane *lane)
 static void ucx_destroy(struct kvfi_lane *lane)
 {
     if (lane->worker) {
+        kvfi_ucx_unpark_all(lane);
         drive(lane, &lane->usage.peers_closing, CLOSE_NS);
         destroy_worker(lane);
     }

@@ -51,9 +51,17 @@ struct ucx_carry_state {
     struct ucx_carry *free;
     struct ucx_carry_slab *slabs;
     struct ucx_carry_message *free_messages;
+    uint64_t first_token; /* random: whoever has not seen a token cannot answer it */
 };
 
-/* Freed when the agent has released it, its endpoint is closed and its event is not queued. */
+/*
+ * Freed when the agent has released it, its endpoint is closed and its event is not queued.
+ *
+ * Parked: a lane that takes WRITEs as messages keeps a healthy endpoint when the agent lets go of
+ * it. UCX pairs it with the initiator's and throws away what arrives for a closed one, so a WRITE
+ * that is under way would never be answered. It stays until it fails, until the same address is
+ * connected again, or to the end of the lane: at most one for each live peer.
+ */
 struct kvfi_lane_peer {
     struct kvfi_lane_event event; /* UCX_PEER_LOST */
     struct kvfi_lane *lane;
@@ -64,11 +72,14 @@ struct kvfi_lane_peer {
     void *user;
     ucs_status_t failure;
     size_t operations;
-    uint64_t abilities; /* KVFI_TRAILER_* bits of its address */
-    bool failed;        /* the error handler has run */
-    bool cancelled;     /* by the agent: takes no new ops */
-    bool forced;        /* waits in, or has left, the list of endpoints to close by force */
+    uint64_t abilities;     /* KVFI_TRAILER_* bits of its address */
+    unsigned char *address; /* owned; UCX's part */
+    size_t address_len;
+    bool failed;    /* the error handler has run */
+    bool cancelled; /* by the agent: takes no new ops */
+    bool forced;    /* waits in, or has left, the list of endpoints to close by force */
     bool released;
+    bool parked;
 };
 
 struct kvfi_lane {
@@ -77,7 +88,9 @@ struct kvfi_lane {
     unsigned char *address; /* UCX's and our trailer */
     size_t address_len;
     int fd;
+    unsigned minor; /* of the UCX in use */
     bool strip_rkeys;
+    bool loopback_only;                 /* no other network device is there, or the user chose so */
     uint64_t abilities;                 /* what our address says */
     struct kvfi_lane_memory **memories; /* by address */
     size_t memory_cap;                  /* usage.memories of them are in use */
@@ -95,6 +108,9 @@ struct kvfi_lane {
     struct kvfi_lane_usage usage;
 };
 
+/* config.c */
+enum kvf_status kvfi_ucx_create_context(struct kvfi_lane *lane, struct kvf_error *error);
+
 /* endpoint.c */
 enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, size_t len,
                                  void *user, struct kvfi_lane_peer **peer_p,
@@ -103,6 +119,11 @@ void kvfi_ucx_cancel(struct kvfi_lane *lane, struct kvfi_lane_peer *peer);
 void kvfi_ucx_disconnect(struct kvfi_lane *lane, struct kvfi_lane_peer *peer);
 /* Closes by force an endpoint that nobody uses, or before the worker goes. */
 void kvfi_ucx_close_at_once(struct kvfi_lane_peer *peer);
+/* As if UCX had reported a failure; for what it does not notice. The endpoint need not be a peer's.
+ */
+void kvfi_ucx_fail(struct kvfi_lane *lane, ucp_ep_h ep, ucs_status_t status);
+/* Begins to close what is parked. */
+void kvfi_ucx_unpark_all(struct kvfi_lane *lane);
 /* Closes the endpoints that failed. Not from a UCX callback. */
 void kvfi_ucx_force_close(struct kvfi_lane *lane);
 /* Frees the peer when nothing refers to it any more. */
