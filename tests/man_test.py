@@ -16,6 +16,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KVFERRY = os.environ.get("KVF_BIN", "")
 COMMANDS = ("engine", "proxy", "chat", "trace")
 PAGES = ("kvferry.1", "kvferry.7") + tuple("kvferry-%s.1" % name for name in COMMANDS)
+# page -> the header whose functions it and its siblings describe
+LIBRARY_PAGES = {"kvf_agent_%s.3" % name: "agent.h" for name in ("create", "metadata", "post", "register")}
 
 
 def read(path):
@@ -279,14 +281,58 @@ class Pages(unittest.TestCase):
         self.assertGreater(len(names), 20)
         self.assertEqual([], [name for name in names if name not in words and name != "_INIT"])
 
+    def test_functions(self):
+        """The section 3 pages describe the functions of their header, all of them, as declared."""
+        for header in sorted(set(LIBRARY_PAGES.values())):
+            declared = {}
+            pattern = r"^KVF_API\s+([\w ]+?[ *]+)(kvf_\w+)\(([^;]*?)\)\s*(?:KVF_MUST_USE)?;"
+            for result, name, arguments in re.findall(pattern, read("include/kvferry/" + header), re.MULTILINE):
+                declared[name] = (result.strip(), [one_line(argument) for argument in arguments.split(",")])
+            self.assertGreater(len(declared), 20)
+            told = {}
+            for page in sorted(LIBRARY_PAGES):
+                if LIBRARY_PAGES[page] != header:
+                    continue
+                text = read("man/" + page)
+                synopsis = text.split(".Sh SYNOPSIS")[1].split(".Sh DESCRIPTION")[0]
+                found = re.findall(r'^\.Ft "([^"]*)"\n\.Fo (\w+)\n((?:\.Fa "[^"]*"\n)*)\.Fc$', synopsis, re.MULTILINE)
+                names = [name for _, name, _ in found]
+                self.assertEqual(names, re.findall(r"^\.Nm (\w+)", text.split(".Nd")[0], re.MULTILINE), page)
+                described = text.split(".Sh DESCRIPTION")[1]
+                for result, name, arguments in found:
+                    self.assertIn(".Fn %s" % name, described, page)
+                    self.assertNotIn(name, told)
+                    told[name] = (result, re.findall(r'"([^"]*)"', arguments))
+            self.assertEqual(declared, told)
+
+    def test_example(self):
+        """The example of the agent's page is the program that runs as a test."""
+        program = read("src/agent/example_test.c").split("*/\n", 1)[1]
+        self.assertIn("```c\n" + program + "```\n", read("docs/agent.md"))
+
+    def test_nixl_codes(self):
+        """The table of the agent's page is what kvf_status_nixl() does."""
+        source = read("src/agent/nixl_status.c")
+        numbers = dict(re.findall(r"(NIXL_\w+) = (-?\d+)", source))
+        coded = {}
+        for cases, code in re.findall(r"((?:    case KVF_\w+:\n)+)        return (NIXL_\w+);", source):
+            for status in re.findall(r"KVF_\w+", cases):
+                coded[status] = (code, numbers[code])
+        told = {}
+        for statuses, code, number in re.findall(r"^\| (`KVF_[^|]*) \| (NIXL_\w+) (-?\d+) \|", read("docs/agent.md"), re.MULTILINE):
+            for status in re.findall(r"KVF_\w+", statuses):
+                told[status] = (code, number)
+        self.assertEqual(coded, told)
+
     def test_all_are_listed(self):
-        self.assertEqual(sorted(PAGES), sorted(re.findall(r"'(kvferry[\w.-]*)'", read("man/meson.build"))))
+        every = sorted(PAGES + tuple(LIBRARY_PAGES))
+        self.assertEqual(every, sorted(re.findall(r"'(kvf[\w.-]*)'", read("man/meson.build"))))
         on_disk = [name for name in os.listdir(os.path.join(ROOT, "man")) if name != "meson.build"]
-        self.assertEqual(sorted(PAGES), sorted(on_disk))
+        self.assertEqual(every, sorted(on_disk))
 
     @unittest.skipUnless(shutil.which("mandoc"), "mandoc is not installed")
     def test_lint(self):
-        pages = [os.path.join(ROOT, "man", page) for page in PAGES]
+        pages = [os.path.join(ROOT, "man", page) for page in PAGES + tuple(LIBRARY_PAGES)]
         run = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", *pages], stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True)
         self.assertEqual((0, ""), (run.returncode, run.stdout))
