@@ -106,10 +106,9 @@ void post(struct rig *rig, enum kvf_operation operation, const struct blocks *bl
 }
 
 unsigned char *transfer_table(const struct rig *rig, const struct blocks *blocks,
-                              const char *message, size_t *len_p)
+                              const void *message, size_t message_len, size_t *len_p)
 {
     const size_t row_len = 3 * sizeof(uint64_t);
-    size_t message_len = strlen(message);
     unsigned char *table = malloc(blocks->count * row_len + message_len + 1);
     assert_non_null(table);
     for (size_t i = 0; i < blocks->count; i++) {
@@ -123,35 +122,50 @@ unsigned char *transfer_table(const struct rig *rig, const struct blocks *blocks
     return table;
 }
 
+void expect_notif_there(struct rig *rig, const void *message, size_t len)
+{
+    const char *name = kvf_agent_name(rig->us.agent);
+    uint64_t lengths[2];
+    must_ask(rig, NULL, 0, "notifs 1");
+    assert_int_equal(rig->peer.answer_len, sizeof(lengths) + strlen(name) + len);
+    memcpy(lengths, rig->peer.answer, sizeof(lengths));
+    assert_int_equal(lengths[0], strlen(name));
+    assert_int_equal(lengths[1], len);
+    assert_memory_equal(rig->peer.answer + sizeof(lengths), name, strlen(name));
+    assert_int_equal(memcmp(rig->peer.answer + sizeof(lengths) + strlen(name), message, len), 0);
+}
+
+void expect_notif_here(const struct rig *rig, size_t index, const void *message, size_t len)
+{
+    assert_true(index < rig->us.message_count);
+    const struct message *kept = &rig->us.messages[index];
+    assert_string_equal(kept->name, rig->peer.name);
+    assert_int_equal(kept->len, len);
+    assert_int_equal(memcmp(kept->data, message, len), 0);
+}
+
 static void run_ours(struct rig *rig, enum kvf_operation operation, const struct blocks *blocks)
 {
     size_t before = rig->us.result_count;
     post(rig, operation, blocks, "done", 4);
     drive_counts(rig, before + 1, 0);
     assert_int_equal(rig->us.results[before].status, KVF_OK);
-    must_ask(rig, NULL, 0, "notifs 1");
-    size_t name_len = strlen(kvf_agent_name(rig->us.agent));
-    assert_int_equal(rig->peer.answer_len, 16 + name_len + 4);
-    assert_memory_equal(rig->peer.answer + 16, kvf_agent_name(rig->us.agent), name_len);
-    assert_memory_equal(rig->peer.answer + 16 + name_len, "done", 4);
+    expect_notif_there(rig, "done", 4);
 }
 
 static void run_theirs(struct rig *rig, enum initiator initiator, enum kvf_operation operation,
                        const struct blocks *blocks, unsigned worker)
 {
     size_t len = 0;
-    unsigned char *table = transfer_table(rig, blocks, "done", &len);
+    unsigned char *table = transfer_table(rig, blocks, "done", 4, &len);
     size_t messages = rig->us.message_count;
-    must_ask(rig, table, len, "transfer %s %s %s %zu %u",
-             operation == KVF_WRITE ? "WRITE" : "READ", kvf_agent_name(rig->us.agent),
-             initiator == BY_NIXL_LIST ? "list" : "prepared", blocks->count, worker);
+    must_ask(rig, table, len, "transfer %s %s %s %zu %u", operation == KVF_WRITE ? "WRITE" : "READ",
+             kvf_agent_name(rig->us.agent), initiator == BY_NIXL_LIST ? "list" : "prepared",
+             blocks->count, worker);
     free(table);
     assert_string_equal((const char *)rig->peer.answer, "DONE");
     drive_counts(rig, 0, messages + 1);
-    const struct message *message = &rig->us.messages[messages];
-    assert_string_equal(message->name, rig->peer.name);
-    assert_int_equal(message->len, 4);
-    assert_memory_equal(message->data, "done", 4);
+    expect_notif_here(rig, messages, "done", 4);
 }
 
 void move_and_compare(struct rig *rig, enum initiator initiator, enum kvf_operation operation,
@@ -166,4 +180,16 @@ void move_and_compare(struct rig *rig, enum initiator initiator, enum kvf_operat
     else
         run_theirs(rig, initiator, operation, blocks, worker);
     expect_moved(rig, to_us ? KVF_READ : KVF_WRITE, blocks, seed);
+}
+
+void move_all_ways(struct rig *rig, size_t count, size_t block_len)
+{
+    struct blocks blocks = blocks_make(count, block_len, count);
+    for (unsigned worker = 0; worker < nixl_options.workers; worker++) {
+        for (enum initiator initiator = BY_US; initiator <= BY_NIXL_PREPARED; initiator++) {
+            move_and_compare(rig, initiator, KVF_WRITE, &blocks, worker);
+            move_and_compare(rig, initiator, KVF_READ, &blocks, worker);
+        }
+    }
+    blocks_free(&blocks);
 }

@@ -12,12 +12,15 @@ import select
 import socket
 import struct
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
+from nixl_cu12 import _bindings
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
 POLL_MS = 1
+PAUSE_S = 0.0001  # between two looks, so that the other side gets a core
 
 
 class Peer:
@@ -49,7 +52,9 @@ class Peer:
 
     def do_partial(self, words, data):
         first, count, connection = (int(word) for word in words)
-        some = self.agent.get_reg_descs(self.regions[first:first + count], "DRAM")
+        some = _bindings.nixlRegDList(_bindings.DRAM_SEG)
+        if count > 0:
+            some = self.agent.get_reg_descs(self.regions[first:first + count], "DRAM")
         return self.agent.get_partial_agent_metadata(some, bool(connection))
 
     def do_load(self, words, data):
@@ -68,7 +73,9 @@ class Peer:
 
     def do_notifs(self, words, data):
         """Waits for that many, and hands out all there are."""
+        self.collect()
         while len(self.notifs) < int(words[0]):
+            time.sleep(PAUSE_S)
             self.collect()
         taken, self.notifs = self.notifs, []
         return b"".join(struct.pack("<QQ", len(name), len(message)) + name + message
@@ -93,6 +100,7 @@ class Peer:
     def run(self, handle):
         state = self.agent.transfer(handle)
         while state == "PROC":
+            time.sleep(PAUSE_S)
             state = self.agent.check_xfer_state(handle)
         return state.encode()
 

@@ -108,6 +108,22 @@ void expect_usage(const struct ours *us, struct kvf_agent_usage expected)
 
 /* ---- the peer ------------------------------------------------------------------------------- */
 
+/* UCX's settings here are for our side alone. */
+static void forget_settings(void)
+{
+    for (char **at = environ; *at;) {
+        char name[64];
+        size_t len = strcspn(*at, "=");
+        if (strncmp(*at, "UCX_", 4) != 0 || len >= sizeof(name)) {
+            at++;
+            continue;
+        }
+        memcpy(name, *at, len);
+        name[len] = '\0';
+        (void)unsetenv(name); /* moves the next one here */
+    }
+}
+
 static void run_peer(const char *name, int socket, int pool_fd, size_t regions)
 {
     char words[5][32];
@@ -115,6 +131,7 @@ static void run_peer(const char *name, int socket, int pool_fd, size_t regions)
                                           nixl_options.progress_thread, nixl_options.workers};
     for (size_t i = 0; i < 5; i++)
         (void)snprintf(words[i], sizeof(words[i]), "%llu", values[i]);
+    forget_settings();
     /* the EFA module of NIXL's own UCX crashes at exit where Debian's RDMA libraries are */
     if (dup2(socket, STDIN_FILENO) < 0 || setenv("UCX_MODULES", "cma", 1) != 0)
         _exit(126);

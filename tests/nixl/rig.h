@@ -24,7 +24,7 @@ enum {
     NAME_LEN = 64,
 };
 #define BLOCK    ((size_t)4096)
-#define POOL_LEN ((size_t)32 << 20)
+#define POOL_LEN ((size_t)8 << 20)
 #define BLOCKS   (POOL_LEN / BLOCK)
 
 /* How the peers of this group of tests are started. */
@@ -148,7 +148,13 @@ void post(struct rig *rig, enum kvf_operation operation, const struct blocks *bl
           const void *notification, size_t notification_len);
 /* The table of a transfer command of the peer; freed by the caller. */
 unsigned char *transfer_table(const struct rig *rig, const struct blocks *blocks,
-                              const char *message, size_t *len_p);
+                              const void *message, size_t message_len, size_t *len_p);
+/* Takes one notification from the peer's queue, which must be this one of ours. */
+void expect_notif_there(struct rig *rig, const void *message, size_t len);
+/* The index-th that ours was told must be this one of the peer's. */
+void expect_notif_here(const struct rig *rig, size_t index, const void *message, size_t len);
+/* Both directions from both sides, once each. */
+void move_all_ways(struct rig *rig, size_t count, size_t block_len);
 
 unsigned char pattern(uint64_t seed, uint64_t offset);
 void fill(unsigned char *bytes, size_t len, uint64_t seed);
@@ -161,6 +167,5 @@ void expect_usage(const struct ours *us, struct kvf_agent_usage expected);
 int run_transfers(const char *group);
 int run_metadata(const char *group);
 int run_deaths(const char *group);
-int run_refused(void);
 
 #endif
