@@ -96,10 +96,10 @@ struct kvf_agent_options {
 KVF_API enum kvf_status kvf_agent_create(const struct kvf_agent_options *options,
                                          struct kvf_agent **agent_p,
                                          struct kvf_error *error) KVF_MUST_USE;
-/* Stops everything: transfers that are under way are driven to their end first (no callbacks are
- * made any more), peers closed, memory released. After return no operation of ours touches the
- * registered memory. Blocks, asleep, for about three seconds at most when a peer does not answer.
- * Not from a callback. NULL is allowed. */
+/* Stops everything: what was handed to the transport is driven to its end first (no callbacks are
+ * made any more; slices that are left are not posted), peers closed, memory released. After return
+ * no operation of ours touches the registered memory. Blocks, asleep, for about three seconds at
+ * most when a peer does not answer. Not from a callback. NULL is allowed. */
 KVF_API void kvf_agent_destroy(struct kvf_agent *agent);
 
 /* The agent's name, valid as long as the agent. */
@@ -250,6 +250,8 @@ KVF_API enum kvf_status kvf_agent_check_plan(struct kvf_agent *agent, struct kvf
  * (KVF_EINVAL with the id or address in the text). `notification` (may be NULL with length 0:
  * none) is copied; it leaves only after all bytes are visible at the target. user_data comes back
  * in transfer_done. An empty plan is allowed when there is a notification.
+ * A large one (over 1024 runs or 8 MiB) goes to the transport in slices, the first in here, the
+ * rest from progress, of each transfer in turn: a small one behind it does not wait for all of it.
  * Errors: KVF_ENOTFOUND stale peer, KVF_EDISCONNECTED lost peer, KVF_ENOMEM. */
 KVF_API enum kvf_status kvf_agent_post(struct kvf_agent *agent, enum kvf_operation operation,
                                        struct kvf_peer_id peer, const struct kvf_plan *plan,

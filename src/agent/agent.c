@@ -102,6 +102,7 @@ enum kvf_status kvf_agent_create(const struct kvf_agent_options *options,
     agent->callbacks = given.callbacks;
     agent->name = name;
     agent->tables.allocator = given.allocator;
+    kvfi_agent_slices_init(agent);
     kvfi_region_set_init(&agent->regions, given.allocator);
     kvfi_region_set_init(&agent->retired, given.allocator);
 
@@ -131,6 +132,7 @@ void kvf_agent_destroy(struct kvf_agent *agent)
         return;
     assert(!agent->in_progress);
     agent->silent = true;
+    kvfi_agent_slices_stop(agent);
     agent->ops->drain(agent->lane);
     assert(agent->transfer_count == 0 && agent->notification_count == 0);
     kvfi_agent_drop_peers(agent);
@@ -138,6 +140,7 @@ void kvf_agent_destroy(struct kvf_agent *agent)
     kvfi_agent_release_regions(agent);
     agent->ops->destroy(agent->lane);
     kvfi_agent_free_prepared(agent);
+    kvfi_agent_free_slicings(agent);
     kvfi_agent_free_transfers(agent);
     kvfi_plan_tables_free(&agent->tables);
     kvfi_region_set_deinit(&agent->regions);
@@ -161,6 +164,8 @@ int kvf_agent_fd(const struct kvf_agent *agent)
 
 enum kvf_status kvf_agent_arm(struct kvf_agent *agent)
 {
+    if (kvfi_agent_slices_wait(agent))
+        return KVF_AGAIN;
     return agent->ops->arm(agent->lane);
 }
 
@@ -170,6 +175,7 @@ unsigned kvf_agent_progress(struct kvf_agent *agent)
         return 0;
     agent->in_progress = true;
     unsigned moved = agent->ops->progress(agent->lane);
+    moved += kvfi_agent_slices_progress(agent);
     kvfi_agent_reap_peers(agent);
     agent->in_progress = false;
     return moved;

@@ -134,6 +134,7 @@ void conf_expect_usage(const struct kvf_agent *agent, struct kvf_agent_usage exp
 int conf_run_all(void);
 int conf_run_transfers(void);
 int conf_run_prepared(void);
+int conf_run_slices(void);
 int conf_run_memory(void);
 int conf_run_peers(void);
 int conf_run_hostile(void);

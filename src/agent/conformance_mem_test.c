@@ -106,6 +106,98 @@ static void refused_post(void **state)
     conf_stop(&rig);
 }
 
+/* ---- faults between slices ------------------------------------------------------------------ */
+
+enum { MANY = 5000 }; /* runs: five slices */
+
+static void post_many(struct conf_rig *rig, const char *notification)
+{
+    static uint32_t ids[MANY];
+    for (uint32_t i = 0; i < MANY; i++)
+        ids[i] = 2 * i;
+    conf_post_blocks(rig, KVF_WRITE, conf_region(&rig->a, &rig->b, 16, 16), ids, ids, MANY,
+                     notification);
+}
+
+static void expect_failed(struct conf_rig *rig, enum kvf_status expected, size_t touched_max)
+{
+    progress(rig);
+    assert_int_equal(rig->a.result_count, 1);
+    assert_int_equal(rig->a.results[0].status, expected);
+    assert_int_equal(rig->b.message_count, 0);
+    assert_true(touched(&rig->b) <= touched_max);
+    conf_expect_usage(rig->a.agent, (struct kvf_agent_usage){.regions = 1, .peers = 1});
+}
+
+/* One failed run ends the transfer: slices in flight end, no more are posted. */
+static void failed_run_of_a_slice(void **state)
+{
+    struct conf_rig rig;
+    start(&rig, NULL);
+    kvfi_mem_net_fail_operation(rig.net, 1500);
+    post_many(&rig, "never");
+    expect_failed(&rig, KVF_ETRANSPORT, 4 * 1024 * 16);
+    post_many(&rig, "whole");
+    progress(&rig);
+    assert_int_equal(rig.a.results[1].status, KVF_OK);
+    assert_int_equal(rig.b.message_count, 1);
+    assert_int_equal(touched(&rig.b), MANY * 16);
+    conf_stop(&rig);
+}
+
+/* The lane refuses the n-th of what the transfer needs: the first slice is the caller's to hear of,
+ * a later one or the message is the transfer's end. */
+static void refused_slice(void **state)
+{
+    for (uint64_t n = 1; n <= 7; n++) {
+        struct conf_rig rig;
+        start(&rig, NULL);
+        kvfi_mem_net_refuse_post(rig.net, n);
+        if (n == 1) {
+            struct kvf_error error;
+            struct kvf_transfer_id id;
+            struct conf_block_plan made;
+            conf_one_block(&made, conf_region(&rig.a, &rig.b, 16, 16), 0);
+            static const uint32_t zeros[MANY];
+            made.group =
+                (struct kvf_block_pairs){.local_ids = zeros, .remote_ids = zeros, .count = MANY};
+            assert_int_equal(kvf_agent_post(rig.a.agent, KVF_WRITE, rig.b_at_a, &made.plan, "x", 1,
+                                            0, &id, &error),
+                             KVF_ENOMEM);
+            progress(&rig);
+            assert_int_equal(rig.a.result_count, 0);
+        } else {
+            post_many(&rig, "never");
+            if (n == 7) { /* five slices and a message */
+                progress(&rig);
+                assert_int_equal(rig.a.results[0].status, KVF_OK);
+            } else {
+                expect_failed(&rig, KVF_ENOMEM, MANY * 16);
+            }
+        }
+        conf_expect_usage(rig.a.agent, (struct kvf_agent_usage){.regions = 1, .peers = 1});
+        kvfi_mem_net_refuse_post(rig.net, 0);
+        conf_stop(&rig);
+    }
+}
+
+static void cut_between_slices(void **state)
+{
+    struct conf_rig rig;
+    start(&rig, &(struct kvfi_mem_net_options){.manual = true});
+    post_many(&rig, "never");
+    progress(&rig);
+    assert_true(kvfi_mem_net_step(rig.net));
+    progress(&rig);
+    assert_int_equal(touched(&rig.b), 1024 * 16);
+    kvfi_mem_net_cut(rig.net, "decode");
+    while (kvfi_mem_net_step(rig.net))
+        ;
+    expect_failed(&rig, KVF_EDISCONNECTED, 1024 * 16);
+    assert_int_equal(rig.a.lost_count, 1);
+    conf_stop(&rig);
+}
+
 static void dropped_and_doubled_messages(void **state)
 {
     struct conf_rig rig;
@@ -336,6 +428,9 @@ static enum kvf_status live(struct conf_rig *rig, struct kvf_agent *agent, const
     KVF_TRY(kvf_agent_prepare(agent, KVF_READ, peer, &made.plan, &prepared, error));
     KVF_TRY(kvf_agent_post_prepared(agent, prepared, "z", 1, 0, error));
     KVF_TRY(kvf_agent_post(agent, KVF_WRITE, peer, &made.plan, "x", 1, 0, &id, error));
+    static const uint32_t zeros[1500];
+    made.group = (struct kvf_block_pairs){.local_ids = zeros, .remote_ids = zeros, .count = 1500};
+    KVF_TRY(kvf_agent_post(agent, KVF_WRITE, peer, &made.plan, "x", 1, 0, &id, error));
     KVF_TRY(kvf_agent_notify(agent, self, "y", 1, 0, error));
     KVF_TRY(kvf_agent_deregister_many(agent, ranges + 1, 3, error));
     for (size_t i = 1; i < 4; i++) /* it may have been forgotten, for want of memory */
@@ -432,6 +527,9 @@ int main(void)
         cmocka_unit_test(manual_steps),
         cmocka_unit_test(failed_operation),
         cmocka_unit_test(refused_post),
+        cmocka_unit_test(failed_run_of_a_slice),
+        cmocka_unit_test(refused_slice),
+        cmocka_unit_test(cut_between_slices),
         cmocka_unit_test(dropped_and_doubled_messages),
         cmocka_unit_test(half_done_write),
         cmocka_unit_test(drop_while_half_done),

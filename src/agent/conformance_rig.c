@@ -345,8 +345,8 @@ void conf_memory_init(struct conf_memory *memory)
 
 int conf_run_all(void)
 {
-    return conf_run_transfers() + conf_run_prepared() + conf_run_memory() + conf_run_peers() +
-           conf_run_hostile() + conf_run_costs();
+    return conf_run_transfers() + conf_run_prepared() + conf_run_slices() + conf_run_memory() +
+           conf_run_peers() + conf_run_hostile() + conf_run_costs();
 }
 
 void conf_expect_usage(const struct kvf_agent *agent, struct kvf_agent_usage expected)

@@ -93,6 +93,7 @@ static enum kvf_status post_prepared(struct kvf_agent *agent, struct kvf_transfe
                         posting->notification_len);
     KVF_TRY(kvfi_agent_find_live(agent, prepared->peer, "post", &peer, error));
     posting->plan = &prepared->plan.plan;
+    posting->plan_is_kept = true;
     posting->extent = prepared->extent;
     posting->operation = prepared->operation;
     KVF_TRY(kvfi_agent_start(agent, peer, posting, &transfer, error));

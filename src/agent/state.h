@@ -35,6 +35,7 @@ struct transfer {
     struct transfer *next_free;
     struct agent_peer *peer;   /* borrowed; lives while peer->operations > 0 */
     struct prepared *prepared; /* borrowed; NULL: of kvf_agent_post(), or a lone message */
+    struct slicing *slicing;   /* owned; NULL: posted as a whole, op is its lane op */
     struct kvf_transfer_id id; /* 0: a lone message */
     uint64_t user_data;
     struct kvf_transfer_stats stats;
@@ -58,9 +59,46 @@ struct prepared {
     struct transfer *active; /* borrowed from the pool; NULL: none */
 };
 
+/* A large transfer goes to the lane in slices, so that a small one behind it need not wait for all
+ * of it, and the thread comes back soon. A slice ends at whichever of the two comes first. */
+enum {
+    SLICE_RUNS_MAX = 1024,
+    SLICE_BYTES_MAX = 8 * 1024 * 1024,
+    SLICES_IN_FLIGHT = 2, /* of one transfer: the next is there when one ends */
+};
+
+struct slice {
+    struct kvfi_lane_op op; /* first: the lane gives it back. Lent while busy */
+    struct slicing *slicing;
+    bool busy;
+};
+
+/* What a transfer in slices needs beside the rest. Pooled like transfers. Its lane ops carry no
+ * message: when all have ended well, the transfer's own op is sent as a lone message. */
+struct slicing {
+    struct slicing *next; /* of the queue, or of the free ones */
+    struct transfer *transfer;
+    struct slice slices[SLICES_IN_FLIGHT];
+    struct kvfi_walk walk;
+    struct kvfi_kept_plan plan; /* unless it is a prepared one's */
+    uint64_t local_epoch;       /* of the region sets, when the pins were complete */
+    uint64_t remote_epoch;
+    size_t in_flight;
+    enum kvf_status status; /* the first failure */
+    bool ended;             /* nothing more is posted */
+    bool queued;
+};
+
+/* Those that could post a slice now, longest waiting first. */
+struct slicing_queue {
+    struct slicing *first;
+    struct slicing **end_p;
+};
+
 enum {
     TRANSFERS_PER_SLAB = 32,
     MESSAGE_KEPT_LEN_MAX = 64 * 1024, /* larger buffers are not kept in the pool */
+    LISTS_KEPT_LEN_MAX = 1024 * 1024,
 };
 
 struct transfer_slab {
@@ -88,6 +126,8 @@ struct kvf_agent {
 
     struct transfer_slab *slabs;
     struct transfer *free_transfers;
+    struct slicing *free_slicings;
+    struct slicing_queue to_slice;
     struct kvfi_slots once;         /* struct transfer of kvf_agent_post(), in flight */
     struct kvfi_slots prepared;     /* struct prepared, owned */
     struct kvfi_plan_tables tables; /* regions of kept plans */
@@ -184,6 +224,7 @@ struct posting {
     uint64_t user_data;
     uint64_t start_ns;
     enum kvf_operation operation;
+    bool plan_is_kept; /* it outlives the transfer */
 };
 
 /* The live peer, or the reason why there is none. */
@@ -202,9 +243,32 @@ enum kvf_status kvfi_agent_start(struct kvf_agent *agent, struct agent_peer *pee
 enum kvf_status kvfi_agent_check_posting(struct kvf_agent *agent, struct kvf_peer_id peer_id,
                                          struct posting *posting, struct agent_peer **peer_p,
                                          struct kvf_error *error) KVF_MUST_USE;
+/* The transfer is terminal. */
+void kvfi_agent_finish(struct kvf_agent *agent, struct transfer *transfer, enum kvf_status status);
+/* Local memory that a piece uses: what it names, and what lies behind the key if that is ours. */
+enum kvf_status kvfi_agent_pin(struct kvf_agent *agent, struct kvfi_pins *pins,
+                               const struct kvfi_walk *walk, uint64_t mark) KVF_MUST_USE;
 /* The lane's completion callbacks. */
 void kvfi_agent_transfer_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status status);
 void kvfi_agent_notify_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status status);
+
+/* ---- slices.c ---------------------------------------------------------------------------------
+ */
+
+void kvfi_agent_slices_init(struct kvf_agent *agent);
+/* Posts the first slice of a plan that is covered, with its pins noted. On failure nothing was
+ * posted. */
+enum kvf_status kvfi_agent_slices_start(struct kvf_agent *agent, struct transfer *transfer,
+                                        const struct posting *posting) KVF_MUST_USE;
+/* Posts a few slices, of each waiting transfer in turn. How many. */
+unsigned kvfi_agent_slices_progress(struct kvf_agent *agent);
+bool kvfi_agent_slices_wait(const struct kvf_agent *agent);
+/* Nothing more is posted; what waits ends. The agent is silent. */
+void kvfi_agent_slices_stop(struct kvf_agent *agent);
+void kvfi_agent_slice_done(struct kvf_agent *agent, struct slice *slice, enum kvf_status status);
+/* The transfer has ended. */
+void kvfi_agent_put_slicing(struct kvf_agent *agent, struct slicing *slicing);
+void kvfi_agent_free_slicings(struct kvf_agent *agent);
 
 /* ---- prepared.c -------------------------------------------------------------------------------
  */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transfers and notifications: checked as a whole, then posted as a whole. */
+/* Transfers and notifications: checked as a whole, then posted as a whole or in slices. */
 #include "agent/state.h"
 
 #include "wire/nixl_notif.h"
@@ -23,9 +23,8 @@ enum kvf_status kvfi_agent_find_live(struct kvf_agent *agent, struct kvf_peer_id
     return KVF_OK;
 }
 
-/* Local memory that a piece uses: what it names, and what lies behind the key if that is ours. */
-static enum kvf_status pin(struct kvf_agent *agent, struct kvfi_pins *pins,
-                           const struct kvfi_walk *walk, uint64_t mark)
+enum kvf_status kvfi_agent_pin(struct kvf_agent *agent, struct kvfi_pins *pins,
+                               const struct kvfi_walk *walk, uint64_t mark)
 {
     if (!pins)
         return KVF_OK;
@@ -48,7 +47,7 @@ enum kvf_status kvfi_agent_check_cover(struct kvf_agent *agent, const struct age
         switch (kvfi_walk_step(&walk, UINT64_MAX, &piece)) {
         case KVFI_WALK_PIECE:
             run_count++;
-            if (pin(agent, pins, &walk, mark) != KVF_OK)
+            if (kvfi_agent_pin(agent, pins, &walk, mark) != KVF_OK)
                 return kvf_fail(error, KVF_ENOMEM, "%s: no memory for %zu regions", posting->what,
                                 pins->count + 1);
             break;
@@ -128,6 +127,19 @@ static bool next_piece(void *ctx, struct kvfi_lane_piece *piece)
     return kvfi_walk_step(ctx, UINT64_MAX, piece) == KVFI_WALK_PIECE;
 }
 
+static enum kvf_status post_whole(struct kvf_agent *agent, struct transfer *transfer,
+                                  const struct posting *posting)
+{
+    struct kvfi_walk walk;
+    struct agent_peer *peer = transfer->peer;
+    kvfi_walk_start(&walk, posting->plan, &agent->regions, &peer->regions);
+    KVF_TRY(agent->ops->post(agent->lane, peer->lane_peer, posting->operation, next_piece, &walk,
+                             &transfer->op));
+    agent->counters.runs_posted += transfer->stats.run_count;
+    transfer->stats.post_end_ns = agent->ops->now_ns(agent->lane);
+    return KVF_OK;
+}
+
 enum kvf_status kvfi_agent_start(struct kvf_agent *agent, struct agent_peer *peer,
                                  const struct posting *posting, struct transfer **transfer_p,
                                  struct kvf_error *error)
@@ -149,10 +161,10 @@ enum kvf_status kvfi_agent_start(struct kvf_agent *agent, struct agent_peer *pee
     if (status != KVF_OK)
         goto err_transfer;
 
-    struct kvfi_walk walk;
-    kvfi_walk_start(&walk, posting->plan, &agent->regions, &peer->regions);
-    status = agent->ops->post(agent->lane, peer->lane_peer, posting->operation, next_piece, &walk,
-                              &transfer->op);
+    if (transfer->stats.run_count <= SLICE_RUNS_MAX && posting->extent.bytes <= SLICE_BYTES_MAX)
+        status = post_whole(agent, transfer, posting);
+    else
+        status = kvfi_agent_slices_start(agent, transfer, posting);
     if (status != KVF_OK) {
         status = refuse(peer, posting->what, status, error);
         goto err_transfer;
@@ -160,8 +172,6 @@ enum kvf_status kvfi_agent_start(struct kvf_agent *agent, struct agent_peer *pee
     kvfi_pins_hold(&transfer->pins);
     peer->operations++;
     agent->transfer_count++;
-    agent->counters.runs_posted += transfer->stats.run_count;
-    transfer->stats.post_end_ns = agent->ops->now_ns(agent->lane);
     *transfer_p = transfer;
     return KVF_OK;
 
@@ -259,10 +269,8 @@ static void count(struct kvf_agent *agent, const struct transfer *transfer, enum
     }
 }
 
-void kvfi_agent_transfer_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status status)
+void kvfi_agent_finish(struct kvf_agent *agent, struct transfer *transfer, enum kvf_status status)
 {
-    struct kvf_agent *agent = ctx;
-    struct transfer *transfer = (struct transfer *)op; /* first member */
     kvfi_pins_drop(&transfer->pins);
     transfer->peer->operations--;
     agent->transfer_count--;
@@ -278,15 +286,29 @@ void kvfi_agent_transfer_done(void *ctx, struct kvfi_lane_op *op, enum kvf_statu
     struct kvf_transfer_id id = transfer->id;
     uint64_t user_data = transfer->user_data;
     bool silent = agent->silent || transfer->released;
+    if (transfer->slicing)
+        kvfi_agent_put_slicing(agent, transfer->slicing);
     kvfi_agent_put_transfer(agent, transfer);
     if (!silent && agent->callbacks.transfer_done)
         agent->callbacks.transfer_done(agent->callbacks.ctx, id, user_data, status, &stats);
+}
+
+void kvfi_agent_transfer_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status status)
+{
+    if (op->user)
+        kvfi_agent_slice_done(ctx, op->user, status);
+    else
+        kvfi_agent_finish(ctx, (struct transfer *)op, status); /* first member */
 }
 
 void kvfi_agent_notify_done(void *ctx, struct kvfi_lane_op *op, enum kvf_status status)
 {
     struct kvf_agent *agent = ctx;
     struct transfer *transfer = (struct transfer *)op; /* first member */
+    if (transfer->slicing) {                           /* the message at the end of one in slices */
+        kvfi_agent_finish(agent, transfer, status);
+        return;
+    }
     struct kvf_peer_id peer = transfer->peer->id;
     uint64_t user_data = transfer->user_data;
     transfer->peer->operations--;

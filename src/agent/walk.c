@@ -61,11 +61,9 @@ enum kvfi_walk_result kvfi_walk_step(struct kvfi_walk *walk, uint64_t length_max
     return KVFI_WALK_PIECE;
 }
 
-enum kvf_status kvfi_pins_add(struct kvfi_pins *pins, const struct kvf_allocator *allocator,
-                              struct kvfi_region *region, uint64_t mark)
+static enum kvf_status append(struct kvfi_pins *pins, const struct kvf_allocator *allocator,
+                              struct kvfi_region *region)
 {
-    if (region->mark == mark)
-        return KVF_OK;
     if (pins->count == pins->cap) {
         size_t cap = pins->cap ? 2 * pins->cap : 16;
         struct kvfi_region **regions =
@@ -75,8 +73,29 @@ enum kvf_status kvfi_pins_add(struct kvfi_pins *pins, const struct kvf_allocator
         pins->regions = regions;
         pins->cap = cap;
     }
-    region->mark = mark;
     pins->regions[pins->count++] = region;
+    return KVF_OK;
+}
+
+enum kvf_status kvfi_pins_add(struct kvfi_pins *pins, const struct kvf_allocator *allocator,
+                              struct kvfi_region *region, uint64_t mark)
+{
+    if (region->mark == mark)
+        return KVF_OK;
+    KVF_TRY(append(pins, allocator, region));
+    region->mark = mark;
+    return KVF_OK;
+}
+
+enum kvf_status kvfi_pins_hold_late(struct kvfi_pins *pins, const struct kvf_allocator *allocator,
+                                    struct kvfi_region *region)
+{
+    for (size_t i = 0; i < pins->count; i++) {
+        if (pins->regions[i] == region)
+            return KVF_OK;
+    }
+    KVF_TRY(append(pins, allocator, region));
+    region->uses++;
     return KVF_OK;
 }
 

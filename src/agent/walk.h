@@ -46,6 +46,9 @@ struct kvfi_pins {
 enum kvf_status kvfi_pins_add(struct kvfi_pins *pins, const struct kvf_allocator *allocator,
                               struct kvfi_region *region, uint64_t mark) KVF_MUST_USE;
 void kvfi_pins_hold(const struct kvfi_pins *pins);
+/* Adds a region to pins that are held already, unless it is among them. */
+enum kvf_status kvfi_pins_hold_late(struct kvfi_pins *pins, const struct kvf_allocator *allocator,
+                                    struct kvfi_region *region) KVF_MUST_USE;
 void kvfi_pins_drop(const struct kvfi_pins *pins);
 
 #endif
