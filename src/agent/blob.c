@@ -86,11 +86,13 @@ enum kvf_status kvf_agent_metadata_partial(struct kvf_agent *agent,
         uint64_t start = (uint64_t)(uintptr_t)regions[i].addr;
         found[i] = kvfi_region_set_exact(&agent->regions, regions[i].kind, regions[i].device_id,
                                          start, regions[i].length);
-        if (!found[i])
-            status = kvf_fail(error, KVF_ENOTFOUND,
-                              "metadata: 0x%" PRIx64 ", +%zu on device %" PRIu64
-                              " is not registered in this form",
-                              start, regions[i].length, regions[i].device_id);
+        if (!found[i]) {
+            status = KVF_ENOTFOUND;
+            (void)kvf_fail(error, status,
+                           "metadata: 0x%" PRIx64 ", +%zu on device %" PRIu64
+                           " is not registered in this form",
+                           start, regions[i].length, regions[i].device_id);
+        }
     }
     if (status == KVF_OK)
         status = encode(agent, found, count, with_connection || count == 0, blob_p, len_p, error);

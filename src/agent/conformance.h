@@ -47,10 +47,10 @@ struct conf_side {
     struct kvf_peer_id lost_peer;
     size_t notify_failed_count;
     enum kvf_status notify_failed_status;
+    bool ids_come_again; /* prepared transfers are posted more than once */
     void (*on_message)(struct conf_side *side, const void *data, size_t len); /* may be NULL */
     void (*on_result)(struct conf_side *side, const struct conf_result *result);
-    void *test;          /* for the two above */
-    bool ids_come_again; /* prepared transfers are posted more than once */
+    void *test; /* for the two above */
 };
 
 struct conf_rig {

@@ -168,7 +168,9 @@ static void bad_blobs_are_counted(void **state)
     uint64_t sent = 0;
     for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++, sent++)
         assert_int_not_equal(kvf_agent_load(rig.a.agent, junk, lens[i], &peer, &error), KVF_OK);
-    memcpy(junk, "nixlSerDes|", 11);
+    static const char prefix[] = "nixlSerDes|";
+    for (size_t i = 0; i + 1 < sizeof(prefix); i++)
+        junk[i] = (unsigned char)prefix[i];
     for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++, sent++)
         assert_int_not_equal(kvf_agent_load(rig.a.agent, junk, lens[i], &peer, &error), KVF_OK);
     struct kvf_agent_counters counters = KVF_AGENT_COUNTERS_INIT;

@@ -108,7 +108,7 @@ static void refused_post(void **state)
 
 /* ---- faults between slices ------------------------------------------------------------------ */
 
-enum { MANY = 5000 }; /* runs: five slices */
+#define MANY ((size_t)5000) /* runs: five slices */
 
 static void post_many(struct conf_rig *rig, const char *notification)
 {
@@ -136,7 +136,7 @@ static void failed_run_of_a_slice(void **state)
     start(&rig, NULL);
     kvfi_mem_net_fail_operation(rig.net, 1500);
     post_many(&rig, "never");
-    expect_failed(&rig, KVF_ETRANSPORT, 4 * 1024 * 16);
+    expect_failed(&rig, KVF_ETRANSPORT, (size_t)4 * 1024 * 16);
     post_many(&rig, "whole");
     progress(&rig);
     assert_int_equal(rig.a.results[1].status, KVF_OK);
@@ -189,11 +189,11 @@ static void cut_between_slices(void **state)
     progress(&rig);
     assert_true(kvfi_mem_net_step(rig.net));
     progress(&rig);
-    assert_int_equal(touched(&rig.b), 1024 * 16);
+    assert_int_equal(touched(&rig.b), (size_t)1024 * 16);
     kvfi_mem_net_cut(rig.net, "decode");
     while (kvfi_mem_net_step(rig.net))
         ;
-    expect_failed(&rig, KVF_EDISCONNECTED, 1024 * 16);
+    expect_failed(&rig, KVF_EDISCONNECTED, (size_t)1024 * 16);
     assert_int_equal(rig.a.lost_count, 1);
     conf_stop(&rig);
 }

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 4096, BLOCKS = 64 };
+#define BLOCK  ((size_t)4096)
+#define BLOCKS ((size_t)64)
 
 struct side {
     struct kvf_agent *agent;
@@ -19,7 +20,7 @@ static void check(enum kvf_status status, const struct kvf_error *error)
 {
     if (status == KVF_OK)
         return;
-    (void)fprintf(stderr, "%s: %s\n", kvf_status_name(status), error->text);
+    (void)fprintf(stderr, "%s: %s\n", kvf_status_name(status), error ? error->text : "");
     exit(1);
 }
 

@@ -244,18 +244,24 @@ static enum kvf_status mark_leaving(struct kvf_agent *agent, const struct kvf_me
         uint64_t start = start_of(&ranges[i]);
         struct kvfi_region *region = kvfi_region_set_exact(
             &agent->regions, ranges[i].kind, ranges[i].device_id, start, ranges[i].length);
-        if (!region)
-            return kvf_fail(error, KVF_ENOTFOUND,
-                            "deregister: 0x%" PRIx64 ", +%zu on device %" PRIu64
-                            " is not registered in this form",
-                            start, ranges[i].length, ranges[i].device_id);
-        if (region->leaving)
-            return kvf_fail(error, KVF_EINVAL, "deregister: 0x%" PRIx64 ", +%zu is listed twice",
-                            start, ranges[i].length);
-        if (region->uses > 0)
-            return kvf_fail(error, KVF_EBUSY,
-                            "deregister: 0x%" PRIx64 ", +%zu is used by %" PRIu32 " transfers",
-                            start, ranges[i].length, region->uses);
+        if (!region) {
+            (void)kvf_fail(error, KVF_ENOTFOUND,
+                           "deregister: 0x%" PRIx64 ", +%zu on device %" PRIu64
+                           " is not registered in this form",
+                           start, ranges[i].length, ranges[i].device_id);
+            return KVF_ENOTFOUND;
+        }
+        if (region->leaving) {
+            (void)kvf_fail(error, KVF_EINVAL, "deregister: 0x%" PRIx64 ", +%zu is listed twice",
+                           start, ranges[i].length);
+            return KVF_EINVAL;
+        }
+        if (region->uses > 0) {
+            (void)kvf_fail(error, KVF_EBUSY,
+                           "deregister: 0x%" PRIx64 ", +%zu is used by %" PRIu32 " transfers",
+                           start, ranges[i].length, region->uses);
+            return KVF_EBUSY;
+        }
         region->leaving = true;
         region->mapping->leaving++;
         regions[i] = region;
@@ -263,12 +269,14 @@ static enum kvf_status mark_leaving(struct kvf_agent *agent, const struct kvf_me
     }
     for (size_t i = 0; i < count; i++) {
         const struct kvfi_mapping *mapping = regions[i]->mapping;
-        if (mapping->leaving != mapping->regions)
-            return kvf_fail(error, KVF_EBUSY,
-                            "deregister: 0x%" PRIx64
-                            " was registered together with others of its allocation; deregister "
-                            "all %zu in one call, not %zu",
-                            regions[i]->addr, mapping->regions, mapping->leaving);
+        if (mapping->leaving == mapping->regions)
+            continue;
+        (void)kvf_fail(error, KVF_EBUSY,
+                       "deregister: 0x%" PRIx64
+                       " was registered together with others of its allocation; deregister all %zu "
+                       "in one call, not %zu",
+                       regions[i]->addr, mapping->regions, mapping->leaving);
+        return KVF_EBUSY;
     }
     return KVF_OK;
 }

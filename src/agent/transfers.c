@@ -14,11 +14,15 @@ enum kvf_status kvfi_agent_find_live(struct kvf_agent *agent, struct kvf_peer_id
                                      struct kvf_error *error)
 {
     struct agent_peer *peer = kvfi_agent_find_peer(agent, id);
-    if (!peer)
-        return kvf_fail(error, KVF_ENOTFOUND, "%s: peer id 0x%" PRIx64 " is stale", what, id.value);
-    if (peer->lost)
-        return kvf_fail(error, KVF_EDISCONNECTED, "%s: the connection to peer \"%s\" has failed",
-                        what, peer->name);
+    if (!peer) {
+        (void)kvf_fail(error, KVF_ENOTFOUND, "%s: peer id 0x%" PRIx64 " is stale", what, id.value);
+        return KVF_ENOTFOUND;
+    }
+    if (peer->lost) {
+        (void)kvf_fail(error, KVF_EDISCONNECTED, "%s: the connection to peer \"%s\" has failed",
+                       what, peer->name);
+        return KVF_EDISCONNECTED;
+    }
     *peer_p = peer;
     return KVF_OK;
 }
@@ -75,11 +79,15 @@ enum kvf_status kvfi_agent_check_posting(struct kvf_agent *agent, struct kvf_pee
                                          struct kvf_error *error)
 {
     const char *what = posting->what;
-    if (posting->operation != KVF_READ && posting->operation != KVF_WRITE)
-        return kvf_fail(error, KVF_EINVAL, "%s: operation %d is unknown", what,
-                        (int)posting->operation);
-    if (!posting->plan || (!posting->notification && posting->notification_len > 0))
-        return kvf_fail(error, KVF_EINVAL, "%s: no plan, or a notification without bytes", what);
+    if (posting->operation != KVF_READ && posting->operation != KVF_WRITE) {
+        (void)kvf_fail(error, KVF_EINVAL, "%s: operation %d is unknown", what,
+                       (int)posting->operation);
+        return KVF_EINVAL;
+    }
+    if (!posting->plan || (!posting->notification && posting->notification_len > 0)) {
+        (void)kvf_fail(error, KVF_EINVAL, "%s: no plan, or a notification without bytes", what);
+        return KVF_EINVAL;
+    }
     KVF_TRY(kvfi_agent_find_live(agent, peer_id, what, peer_p, error));
     return kvfi_plan_check(posting->plan, &posting->extent, error);
 }
@@ -115,11 +123,10 @@ static enum kvf_status encode(struct kvf_agent *agent, struct transfer *transfer
     return KVF_OK;
 }
 
-static enum kvf_status refuse(const struct agent_peer *peer, const char *what,
-                              enum kvf_status status, struct kvf_error *error)
+static void refuse(const struct agent_peer *peer, const char *what, enum kvf_status status,
+                   struct kvf_error *error)
 {
-    return kvf_fail(error, status, "%s: peer \"%s\": %s", what, peer->name,
-                    kvf_status_text(status));
+    (void)kvf_fail(error, status, "%s: peer \"%s\": %s", what, peer->name, kvf_status_text(status));
 }
 
 static bool next_piece(void *ctx, struct kvfi_lane_piece *piece)
@@ -144,11 +151,15 @@ enum kvf_status kvfi_agent_start(struct kvf_agent *agent, struct agent_peer *pee
                                  const struct posting *posting, struct transfer **transfer_p,
                                  struct kvf_error *error)
 {
-    if (posting->extent.descriptors == 0 && !posting->notification)
-        return kvf_fail(error, KVF_EINVAL, "%s: an empty plan needs a notification", posting->what);
+    if (posting->extent.descriptors == 0 && !posting->notification) {
+        (void)kvf_fail(error, KVF_EINVAL, "%s: an empty plan needs a notification", posting->what);
+        return KVF_EINVAL;
+    }
     struct transfer *transfer = kvfi_agent_take_transfer(agent);
-    if (!transfer)
-        return kvf_fail(error, KVF_ENOMEM, "%s: no memory for a transfer", posting->what);
+    if (!transfer) {
+        (void)kvf_fail(error, KVF_ENOMEM, "%s: no memory for a transfer", posting->what);
+        return KVF_ENOMEM;
+    }
     transfer->peer = peer;
     transfer->user_data = posting->user_data;
     transfer->operation = posting->operation;
@@ -166,7 +177,7 @@ enum kvf_status kvfi_agent_start(struct kvf_agent *agent, struct agent_peer *pee
     else
         status = kvfi_agent_slices_start(agent, transfer, posting);
     if (status != KVF_OK) {
-        status = refuse(peer, posting->what, status, error);
+        refuse(peer, posting->what, status, error);
         goto err_transfer;
     }
     kvfi_pins_hold(&transfer->pins);
@@ -239,7 +250,7 @@ enum kvf_status kvf_agent_notify(struct kvf_agent *agent, struct kvf_peer_id pee
     if (status == KVF_OK) {
         status = agent->ops->notify(agent->lane, peer->lane_peer, &transfer->op);
         if (status != KVF_OK)
-            status = refuse(peer, "notify", status, error);
+            refuse(peer, "notify", status, error);
     }
     if (status != KVF_OK) {
         kvfi_agent_put_transfer(agent, transfer);
