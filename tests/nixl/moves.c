@@ -35,7 +35,7 @@ static uint32_t *some_blocks(size_t count, size_t of, uint64_t *state)
     assert_non_null(ids);
     for (size_t i = 0; i < of; i++)
         ids[i] = (uint32_t)i;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && i < of; i++) {
         size_t other = i + next_random(state) % (of - i);
         uint32_t id = ids[i];
         ids[i] = ids[other];

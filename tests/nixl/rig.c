@@ -223,6 +223,8 @@ static void send_all(int fd, const void *data, size_t len)
 }
 
 static void tell_v(struct rig *rig, const void *data, size_t len, const char *format, va_list args)
+    KVF_PRINTF(4, 0);
+static void tell_v(struct rig *rig, const void *data, size_t len, const char *format, va_list args)
 {
     char line[512];
     int words_len = vsnprintf(line, sizeof(line), format, args);
