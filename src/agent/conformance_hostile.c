@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages in no form, and peers that come and go faster than anybody wants. */
+/* Messages in no form, peers that come and go faster than anybody wants, and threads. */
 #include "agent/conformance.h"
 
 #include "lane/lane.h"
 #include "wire/nixl_metadata.h"
 #include "wire/nixl_notif.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -240,12 +241,41 @@ static void evictions_race_with_nobody(void **state)
     conf_stop(&rig);
 }
 
+/* ---- threads -------------------------------------------------------------------------------- */
+
+static void *use_the_agent(void *arg)
+{
+    struct conf_rig *rig = arg;
+    struct conf_block_plan made;
+    conf_join(rig);
+    conf_fill(rig->a.pool, POOL, 7);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        conf_one_block(&made, conf_region(&rig->a, &rig->b, BLOCK, BLOCK), i);
+        (void)conf_post(rig, KVF_WRITE, &made.plan, "x");
+    }
+    conf_drive_counts(rig, BLOCKS, BLOCKS);
+    return NULL;
+}
+
+/* B77: one thread at a time owns an agent; it may be handed on. */
+static void handed_to_another_thread(void **state)
+{
+    struct conf_rig rig;
+    pthread_t thread;
+    conf_start(&rig, POOL);
+    assert_int_equal(pthread_create(&thread, NULL, use_the_agent, &rig), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_memory_equal(rig.a.pool, rig.b.pool, POOL);
+    conf_stop(&rig);
+}
+
 int conf_run_hostile(void)
 {
     const struct CMUnitTest hostile[] = {
         cmocka_unit_test(bad_messages_are_counted_and_dropped),
         cmocka_unit_test(bad_blobs_are_counted),
         cmocka_unit_test(evictions_race_with_nobody),
+        cmocka_unit_test(handed_to_another_thread),
     };
     return cmocka_run_group_tests(hostile, NULL, NULL);
 }

@@ -129,7 +129,7 @@ static void expect_failed(struct conf_rig *rig, enum kvf_status expected, size_t
     conf_expect_usage(rig->a.agent, (struct kvf_agent_usage){.regions = 1, .peers = 1});
 }
 
-/* One failed run ends the transfer: slices in flight end, no more are posted. */
+/* B40: one failed run ends the transfer: slices in flight end, no more are posted. */
 static void failed_run_of_a_slice(void **state)
 {
     struct conf_rig rig;

@@ -170,7 +170,7 @@ static void read_and_write_side_by_side(void **state)
     conf_stop(&rig);
 }
 
-/* P1: letting go of an active transfer gives nothing back before it is over. */
+/* B79, P1: letting go of an active transfer gives nothing back before it is over. */
 static void release_while_active(void **state)
 {
     struct conf_rig rig;
