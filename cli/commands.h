@@ -7,5 +7,6 @@
 int kvfi_proxy_main(int argc, char **argv);
 int kvfi_chat_main(int argc, char **argv);
 int kvfi_trace_main(int argc, char **argv);
+int kvfi_doctor_main(int argc, char **argv);
 
 #endif

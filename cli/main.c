@@ -20,6 +20,7 @@ static const struct {
     {"proxy", kvfi_proxy_main, "send requests to prefill and decode engines"},
     {"chat", kvfi_chat_main, "ask a proxy or an engine from the terminal"},
     {"trace", kvfi_trace_main, "merge event records into the timeline of a request"},
+    {"doctor", kvfi_doctor_main, "say what this machine offers to a transfer"},
 };
 
 enum { COMMAND_COUNT = sizeof(commands) / sizeof(commands[0]) };

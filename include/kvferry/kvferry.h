@@ -5,6 +5,7 @@
 /* Everything a user of libkvferry needs. */
 
 #include "kvferry/agent.h"   /* memory, peers, transfers, notifications: NIXL's semantics */
+#include "kvferry/doctor.h"  /* what this machine offers to a transfer */
 #include "kvferry/kv.h"      /* the P/D connector: scheduler side and worker side */
 #include "kvferry/observe.h" /* log, counters, event records */
 #include "kvferry/status.h"
