@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lane/ucx/describe.h"
 
+#include "lane/ucx/ucx.h"
+
 #include <ctype.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <ucp/api/ucp.h>
 
 /* UCX has no call that lists the resources of a context; its print, which is public, has one line
  * for each: "#      resource 1  :  md 1  dev 1  flags -- tcp/eth0". */
@@ -52,19 +54,15 @@ void kvfi_ucx_describe(struct kvfi_ucx_description *description)
 {
     *description = (struct kvfi_ucx_description){0};
     ucp_get_version(&description->major, &description->minor, &description->release);
-    ucp_params_t params = {
-        .field_mask = UCP_PARAM_FIELD_FEATURES,
-        .features = UCP_FEATURE_RMA | UCP_FEATURE_AMO32 | UCP_FEATURE_AMO64 | UCP_FEATURE_AM |
-                    UCP_FEATURE_WAKEUP,
-    };
-    ucp_context_h context = NULL;
-    ucs_status_t status = ucp_init(&params, NULL, &context);
-    if (status != UCS_OK) {
-        (void)snprintf(description->failure, sizeof(description->failure), "%s",
-                       ucs_status_string(status));
+    /* as the lane makes its own */
+    struct kvfi_lane lane = {.minor = description->major == 1 ? description->minor : UINT_MAX};
+    struct kvf_error error = {0};
+    if (kvfi_ucx_create_context(&lane, &error) != KVF_OK) {
+        (void)snprintf(description->failure, sizeof(description->failure), "%.*s",
+                       (int)sizeof(description->failure) - 1, error.text);
         return;
     }
     description->usable = true;
-    list_resources(context, description);
-    ucp_cleanup(context);
+    list_resources(lane.context, description);
+    ucp_cleanup(lane.context);
 }

@@ -14,11 +14,11 @@ struct kvfi_ucx_description {
     bool usable;       /* a context could be made */
     char failure[256]; /* why not */
     size_t resource_count;
-    /* "tcp/eth0": transport and device, as UCX_TLS and UCX_NET_DEVICES leave them. */
+    /* "tcp/eth0": transport and device, as the user's settings and ours leave them. */
     char resources[KVFI_UCX_RESOURCES_MAX][64];
 };
 
-/* Makes a context with the lane's features and lets it go again. UCX may print. */
+/* Makes a context as the lane does and lets it go again. UCX may print. */
 void kvfi_ucx_describe(struct kvfi_ucx_description *description);
 
 /* The resources in what UCX prints of a context; for describe.c and its test. */
