@@ -144,48 +144,70 @@ void kvfi_plan_iter(struct kvfi_plan_iter *iter, const struct kvf_plan *plan)
     *iter = (struct kvfi_plan_iter){.plan = plan};
 }
 
-/* The descriptor at the walk's position; false at the end. Skips regions without blocks. */
-static bool peek(struct kvfi_plan_iter *iter, struct kvfi_run *run)
+static void enter_side(struct kvfi_plan_side *side, const struct kvf_block_table *table,
+                       const uint32_t *ids)
+{
+    *side = (struct kvfi_plan_side){.ids = ids,
+                                    .first = table->base + table->offset_bytes,
+                                    .stride_bytes = table->stride_bytes};
+}
+
+/* Makes the next descriptor one of the present region; false at the end. Skips regions without
+ * blocks. */
+static bool has_next(struct kvfi_plan_iter *iter)
 {
     const struct kvf_plan *plan = iter->plan;
-    for (; iter->region < plan->region_count; iter->region++, iter->block = 0) {
-        const struct kvf_plan_region *region = &plan->regions[iter->region];
+    while (iter->block >= iter->block_count) {
+        if (iter->region == plan->region_count)
+            return false;
+        const struct kvf_plan_region *region = &plan->regions[iter->region++];
         const struct kvf_block_pairs *pairs = &plan->groups[region->group];
-        if (iter->block >= pairs->count)
-            continue;
-        const struct kvf_block_table *local = &region->local;
-        const struct kvf_block_table *remote = &region->remote;
-        *run = (struct kvfi_run){
-            .local_addr = local->base + pairs->local_ids[iter->block] * local->stride_bytes +
-                          local->offset_bytes,
-            .remote_addr = remote->base + pairs->remote_ids[iter->block] * remote->stride_bytes +
-                           remote->offset_bytes,
-            .length_bytes = region->length_bytes,
-            .local_device = local->device_id,
-            .remote_device = remote->device_id,
-            .local_kind = local->kind,
-            .remote_kind = remote->kind,
-        };
-        return true;
+        iter->present = region;
+        iter->block = 0;
+        iter->block_count = pairs->count;
+        enter_side(&iter->local, &region->local, pairs->local_ids);
+        enter_side(&iter->remote, &region->remote, pairs->remote_ids);
     }
-    return false;
+    return true;
+}
+
+static uint64_t address(const struct kvfi_plan_side *side, size_t block)
+{
+    return side->first + side->ids[block] * side->stride_bytes;
+}
+
+static bool same_memory(const struct kvfi_run *run, const struct kvf_plan_region *region)
+{
+    return run->local_device == region->local.device_id &&
+           run->remote_device == region->remote.device_id &&
+           run->local_kind == region->local.kind && run->remote_kind == region->remote.kind;
 }
 
 bool kvfi_plan_next(struct kvfi_plan_iter *iter, struct kvfi_run *run)
 {
-    if (!peek(iter, run))
+    if (!has_next(iter))
         return false;
+    const struct kvf_plan_region *region = iter->present;
+    *run = (struct kvfi_run){
+        .local_addr = address(&iter->local, iter->block),
+        .remote_addr = address(&iter->remote, iter->block),
+        .length_bytes = region->length_bytes,
+        .local_device = region->local.device_id,
+        .remote_device = region->remote.device_id,
+        .local_kind = region->local.kind,
+        .remote_kind = region->remote.kind,
+    };
     iter->block++;
 
-    struct kvfi_run next;
-    while (peek(iter, &next)) {
-        if (next.local_addr != run->local_addr + run->length_bytes ||
-            next.remote_addr != run->remote_addr + run->length_bytes ||
-            next.local_device != run->local_device || next.remote_device != run->remote_device ||
-            next.local_kind != run->local_kind || next.remote_kind != run->remote_kind)
-            break;
-        run->length_bytes += next.length_bytes;
+    uint64_t local_end = run->local_addr + run->length_bytes;
+    uint64_t remote_end = run->remote_addr + run->length_bytes;
+    while (has_next(iter) && address(&iter->local, iter->block) == local_end &&
+           address(&iter->remote, iter->block) == remote_end &&
+           (iter->present == region || same_memory(run, iter->present))) {
+        local_end += iter->present->length_bytes;
+        remote_end += iter->present->length_bytes;
         iter->block++;
     }
+    run->length_bytes = local_end - run->local_addr;
     return true;
 }

@@ -26,11 +26,22 @@ struct kvfi_plan_extent {
     uint64_t descriptors; /* before merging */
 };
 
+/* One side of the region that a walk is in. */
+struct kvfi_plan_side {
+    const uint32_t *ids;
+    uint64_t first; /* address of block 0 */
+    uint64_t stride_bytes;
+};
+
 /* Where a walk stands. The plan is borrowed for the whole walk. */
 struct kvfi_plan_iter {
     const struct kvf_plan *plan;
-    size_t region;
-    size_t block;
+    size_t region; /* index of the next one to enter */
+    size_t block;  /* the next one of the present region */
+    size_t block_count;
+    const struct kvf_plan_region *present; /* NULL: none */
+    struct kvfi_plan_side local;
+    struct kvfi_plan_side remote;
 };
 
 /*
