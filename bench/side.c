@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -34,7 +33,8 @@ struct bench_side {
 };
 
 /* Before the fork, so that the floor can copy through the same mapping. */
-static unsigned char *prefill_pool, *decode_pool;
+static struct kvf_pool *pools;
+static unsigned char *prefill_pool, *decode_pool; /* its halves */
 static uint32_t *order; /* the blocks of both pools, shuffled: first half prefill, second decode */
 
 enum command_kind { COMMAND_TRANSFER, COMMAND_FLOOR, COMMAND_CPU, COMMAND_STOP };
@@ -421,14 +421,16 @@ void bench_pair_start(struct bench_pair *pair, const struct bench_shape *shape)
     if (shape->region_count > 64)
         bench_die("%zu regions, 64 at most", shape->region_count);
     size_t pool_bytes = shape->block_count * shape->block_bytes * shape->region_count;
-    unsigned char *pools =
-        mmap(NULL, pool_bytes * 2, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct kvf_error error = {0};
+    if (kvf_pool_create(pool_bytes * 2, &pools, &error) != KVF_OK)
+        bench_die("two pools of %zu bytes: %s", pool_bytes, error.text);
+    unsigned char *memory = kvf_pool_address(pools);
     order = calloc(shape->block_count, sizeof(*order));
-    if (pools == MAP_FAILED || !order)
-        bench_die("out of memory for two pools of %zu bytes", pool_bytes);
-    prefill_pool = pools;
-    decode_pool = pools + pool_bytes;
-    memset(pools, 0xee, pool_bytes * 2);
+    if (!order)
+        bench_die("out of memory for %zu blocks", shape->block_count);
+    prefill_pool = memory;
+    decode_pool = memory + pool_bytes;
+    memset(memory, 0xee, pool_bytes * 2);
     shuffle_blocks(shape->block_count);
 
     int channel[2];
@@ -459,4 +461,5 @@ void bench_pair_stop(struct bench_pair *pair)
         bench_die("waitpid: %s", strerror(errno));
     close(pair->channel);
     free(order);
+    kvf_pool_destroy(pools);
 }

@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 static enum kvf_status no_memory(struct engine_cache *cache, uint64_t bytes,
                                  struct kvf_error *error)
@@ -32,10 +31,9 @@ enum kvf_status engine_cache_create(uint32_t layer_count, uint32_t block_count,
     cache->regions = calloc(layer_count, sizeof(*cache->regions));
     if (!cache->layer_bases || !cache->names || !cache->regions)
         return no_memory(cache, bytes, error);
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (base == MAP_FAILED)
+    if (kvf_pool_create(bytes, &cache->pool, NULL) != KVF_OK)
         return no_memory(cache, bytes, error);
+    void *base = kvf_pool_address(cache->pool);
     cache->base = base;
     cache->length_bytes = bytes;
     cache->layer_count = layer_count;
@@ -61,8 +59,7 @@ enum kvf_status engine_cache_create(uint32_t layer_count, uint32_t block_count,
 
 void engine_cache_destroy(struct engine_cache *cache)
 {
-    if (cache->base)
-        (void)munmap(cache->base, cache->length_bytes);
+    kvf_pool_destroy(cache->pool);
     free((void *)cache->layer_bases);
     free(cache->names);
     free(cache->regions);

@@ -2,12 +2,15 @@
 #ifndef ENGINE_CACHE_H
 #define ENGINE_CACHE_H
 
-/* The memory of the paged KV cache: one zero-filled allocation, one region for each layer. */
+/* The memory of the paged KV cache: one pool, which engines of the same host can map, and one
+ * region for each layer. */
 
 #include "kvferry/kv.h"
+#include "kvferry/pool.h"
 
 struct engine_cache {
-    void *base; /* page aligned; owned */
+    struct kvf_pool *pool; /* owned */
+    void *base;            /* of the pool */
     uint64_t length_bytes;
     uint32_t layer_count;
     uint32_t block_count;

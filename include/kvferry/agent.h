@@ -82,8 +82,10 @@ struct kvf_agent_callbacks {
 struct kvf_agent_options {
     size_t size;      /* sizeof(struct kvf_agent_options); set by KVF_AGENT_OPTIONS_INIT */
     const char *name; /* unique per process start; NULL: a fresh uuid4 */
-    const char *lane; /* "ucx" (default) or "mem" (tests, simulator) */
-    void *lane_ctx;   /* "mem": the struct kvfi_mem_net to join */
+    /* "auto" (default): UCX, and short cuts to peers of this host (KVFERRY_LANES in the environment
+     * limits them, see docs/operations.md); "ucx": UCX alone; "mem": tests, simulator. */
+    const char *lane;
+    void *lane_ctx; /* "mem": the struct kvfi_mem_net to join */
     struct kvf_agent_callbacks callbacks;
     const struct kvf_allocator *allocator; /* NULL: malloc */
 };

@@ -324,7 +324,7 @@ struct kvf_worker_options {
     size_t size; /* set by KVF_WORKER_OPTIONS_INIT */
     struct kvf_kv_config config;
     struct kvf_kv_cache cache;
-    const char *lane; /* "ucx" (default) or "mem" */
+    const char *lane; /* see kvf_agent_options: "auto" (default), "ucx" or "mem" */
     void *lane_ctx;
     size_t step_queue_len_max;   /* steps not yet taken by the writer; power of two, default 256 */
     size_t result_queue_len_max; /* results not yet taken by the engine; a full queue holds back the
@@ -336,7 +336,7 @@ struct kvf_worker_options {
 };
 #define KVF_WORKER_OPTIONS_INIT                                                                    \
     {                                                                                              \
-        .size = sizeof(struct kvf_worker_options), .config = KVF_KV_CONFIG_INIT, .lane = "ucx",    \
+        .size = sizeof(struct kvf_worker_options), .config = KVF_KV_CONFIG_INIT, .lane = "auto",   \
         .step_queue_len_max = 256, .result_queue_len_max = 4096                                    \
     }
 

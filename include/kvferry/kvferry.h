@@ -8,6 +8,7 @@
 #include "kvferry/doctor.h"  /* what this machine offers to a transfer */
 #include "kvferry/kv.h"      /* the P/D connector: scheduler side and worker side */
 #include "kvferry/observe.h" /* log, counters, event records */
+#include "kvferry/pool.h"    /* memory that peers of the same host can map */
 #include "kvferry/status.h"
 
 #define KVF_VERSION_MAJOR 0

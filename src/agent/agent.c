@@ -76,7 +76,7 @@ enum kvf_status kvf_agent_create(const struct kvf_agent_options *options,
     struct kvf_agent_options given = KVF_AGENT_OPTIONS_INIT;
     memcpy(&given, options, options->size);
 
-    const char *lane_name = given.lane ? given.lane : "ucx";
+    const char *lane_name = given.lane ? given.lane : "auto";
     const struct kvfi_lane_ops *ops = kvfi_lane_find(lane_name);
     if (!ops)
         return kvf_fail(error, KVF_EINVAL, "agent: lane \"%s\" does not exist, use \"ucx\"",

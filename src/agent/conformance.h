@@ -8,6 +8,7 @@
  */
 
 #include "kvferry/agent.h"
+#include "kvferry/pool.h"
 #include "lane/mem/mem.h"
 
 #include <setjmp.h>
@@ -37,7 +38,8 @@ struct conf_result {
 /* One agent and everything it was told. */
 struct conf_side {
     struct kvf_agent *agent;
-    unsigned char *pool; /* page aligned; not registered by itself */
+    struct kvf_pool *memory; /* so that every lane for one host can be taken */
+    unsigned char *pool;     /* of the above */
     size_t pool_len;
     struct conf_message *messages;
     size_t message_count, message_cap;
@@ -73,6 +75,8 @@ void conf_open(struct conf_rig *rig, struct conf_side *side, const char *name, s
 /* The same with the agent's memory from there. */
 void conf_open_with(struct conf_rig *rig, struct conf_side *side, const char *name, size_t pool_len,
                     const struct kvf_allocator *allocator);
+/* Memory for a side that was opened without; it is not registered. */
+void conf_take_pool(struct conf_side *side, size_t pool_len);
 void conf_close(struct conf_side *side);
 /* Loads each agent's metadata into the other. */
 void conf_join(struct conf_rig *rig);

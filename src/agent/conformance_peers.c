@@ -375,6 +375,35 @@ static void drop_during_transfer(void **state)
     conf_stop(&rig);
 }
 
+/* The target forgets the initiator, before, under and after its WRITEs: they end all the same. */
+static void target_lets_go(void **state)
+{
+    struct conf_rig rig;
+    conf_start(&rig, POOL);
+    conf_join(&rig);
+    post_all(&rig, "first");
+    conf_drive_counts(&rig, 1, 1);
+    size_t posted = 1;
+    for (size_t round = 0; round < 10; round++) {
+        if (round % 2) {
+            post_all(&rig, "under way");
+            posted++;
+        }
+        assert_int_equal(kvf_agent_drop(rig.b.agent, rig.a_at_b), KVF_OK);
+        post_all(&rig, "after");
+        posted++;
+        conf_drive_counts(&rig, posted, posted);
+        rig.a_at_b = conf_load(&rig.b, &rig.a);
+        post_all(&rig, "again");
+        posted++;
+        conf_drive_counts(&rig, posted, posted);
+    }
+    for (size_t i = 0; i < posted; i++)
+        assert_int_equal(rig.a.results[i].status, KVF_OK);
+    assert_int_equal(rig.a.lost_count + rig.b.lost_count, 0);
+    conf_stop(&rig);
+}
+
 static void drop_from_callback(struct conf_side *side, const struct conf_result *result)
 {
     struct conf_rig *rig = side->test;
@@ -539,6 +568,7 @@ int conf_run_peers(void)
         cmocka_unit_test(partial_blobs),
         cmocka_unit_test(stale_handles),
         cmocka_unit_test(drop_during_transfer),
+        cmocka_unit_test(target_lets_go),
         cmocka_unit_test(drop_inside_callback),
         cmocka_unit_test(destroy_with_transfers),
         cmocka_unit_test(peer_goes_away),

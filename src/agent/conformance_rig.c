@@ -68,6 +68,16 @@ void conf_open(struct conf_rig *rig, struct conf_side *side, const char *name, s
     conf_open_with(rig, side, name, pool_len, NULL);
 }
 
+void conf_take_pool(struct conf_side *side, size_t pool_len)
+{
+    struct kvf_error error = {0};
+    if (kvf_pool_create(pool_len, &side->memory, &error) != KVF_OK)
+        fail_msg("pool: %s", error.text);
+    side->pool = kvf_pool_address(side->memory);
+    side->pool_len = pool_len;
+    memset(side->pool, CONF_UNTOUCHED, pool_len);
+}
+
 void conf_open_with(struct conf_rig *rig, struct conf_side *side, const char *name, size_t pool_len,
                     const struct kvf_allocator *allocator)
 {
@@ -87,9 +97,7 @@ void conf_open_with(struct conf_rig *rig, struct conf_side *side, const char *na
         fail_msg("create: %s", error.text);
     if (pool_len == 0)
         return;
-    side->pool = aligned_alloc(4096, (pool_len + 4095) / 4096 * 4096);
-    assert_non_null(side->pool);
-    memset(side->pool, CONF_UNTOUCHED, pool_len);
+    conf_take_pool(side, pool_len);
     if (kvf_agent_register(side->agent, side->pool, pool_len, KVF_MEMORY_DRAM, 0, &error) != KVF_OK)
         fail_msg("register: %s", error.text);
 }
@@ -101,7 +109,7 @@ void conf_close(struct conf_side *side)
         free(side->messages[i].data);
     free(side->messages);
     free(side->results);
-    free(side->pool);
+    kvf_pool_destroy(side->memory);
     *side = (struct conf_side){0};
 }
 

@@ -100,13 +100,9 @@ static void several_regions(void **state)
     struct conf_rig rig;
     struct kvf_error error;
     conf_start(&rig, 0);
-    rig.a.pool = aligned_alloc(BLOCK, POOL);
-    rig.b.pool = aligned_alloc(BLOCK, POOL);
-    assert_non_null(rig.a.pool);
-    assert_non_null(rig.b.pool);
-    rig.a.pool_len = rig.b.pool_len = POOL;
+    conf_take_pool(&rig.a, POOL);
+    conf_take_pool(&rig.b, POOL);
     conf_fill(rig.a.pool, POOL, 1);
-    memset(rig.b.pool, CONF_UNTOUCHED, POOL);
     const size_t local_ends[] = {BLOCK * 3, BLOCK * 10 + 5, POOL};
     const size_t remote_ends[] = {BLOCK * 7, BLOCK * 10, BLOCK * 100, POOL};
     size_t start = 0;

@@ -5,7 +5,8 @@
 
 const struct kvfi_lane_ops *kvfi_lane_find(const char *name)
 {
-    static const struct kvfi_lane_ops *const lanes[] = {&kvfi_lane_ucx, &kvfi_lane_mem};
+    static const struct kvfi_lane_ops *const lanes[] = {&kvfi_lane_auto, &kvfi_lane_ucx,
+                                                        &kvfi_lane_mem};
     for (size_t i = 0; i < sizeof(lanes) / sizeof(lanes[0]); i++) {
         if (strcmp(lanes[i]->name, name) == 0)
             return lanes[i];

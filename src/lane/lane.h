@@ -164,6 +164,7 @@ struct kvfi_lane_ops {
     void (*usage)(const struct kvfi_lane *lane, struct kvfi_lane_usage *usage);
 };
 
+extern const struct kvfi_lane_ops kvfi_lane_auto;
 extern const struct kvfi_lane_ops kvfi_lane_ucx;
 extern const struct kvfi_lane_ops kvfi_lane_mem;
 

@@ -65,6 +65,7 @@ class Stages(rig.Case):
         super().setUp()
         if self.TRANSPORTS:
             self.rig.env["UCX_TLS"] = self.TRANSPORTS
+            self.rig.env["KVFERRY_LANES"] = "ucx"
         self.rng = random_source(self.id())
         # 24 layers: 1,500 tokens are 9 MB of cache, more than the sockets' buffers hold.
         options = {"model": self.rig.model(layers=4 if rig.SMALL else 24), "lease": LEASE_S,
@@ -214,8 +215,8 @@ class Kill(Stages):
 
 
 class KillSharedMemory(Stages):
-    """The same with UCX's own choice of transports. What a WRITE needs of the other side is unknown
-    here, so no stage inside it."""
+    """The same with our own choice of lanes, which is the mapped pool. A WRITE there needs nothing of
+    the other side, so no stage inside it."""
 
     TRANSPORTS = None
 

@@ -79,7 +79,7 @@ class Namespaces(rig.Case):
         expected = ask_all(single.url, prompts)
         self.assertEqual(0, single.terminate())
 
-        over_tcp = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "kvf0"}
+        over_tcp = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "kvf0", "KVFERRY_LANES": "ucx"}
         with Inside(self.space("p")):
             prefill = self.rig.engine("prefill", host="10.91.0.1", netns=self.space("p"),
                                       env=over_tcp, blocks=2048)

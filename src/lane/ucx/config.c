@@ -52,6 +52,15 @@ static void apply_overrides(ucp_config_t *config, const char *printed)
     }
 }
 
+/* Below 1.20, UCX may complete a zero-copy message over tcp twice when its connection fails, and
+ * then aborts ("Assertion `comp->count > 0'"). Copied ones have no such life of their own and are
+ * not slower over tcp. With RDMA devices it stays on: there it is what makes them fast. */
+static void avoid_zero_copy(const struct kvfi_lane *lane, ucp_config_t *config)
+{
+    if (lane->minor < 20 && !kvfi_nics_has_rdma() && !getenv("UCX_ZCOPY_THRESH"))
+        (void)ucp_config_modify(config, "ZCOPY_THRESH", "inf");
+}
+
 /* The devices that the user chose, in the environment or a configuration file. False: all. */
 static bool chosen_devices(const char *printed, char list[KVFI_NICS_LEN])
 {
@@ -108,6 +117,7 @@ static void configure(struct kvfi_lane *lane, ucp_config_t *config)
     ucp_config_print(config, out, NULL, UCS_CONFIG_PRINT_CONFIG);
     if (fclose(out) == 0) {
         apply_overrides(config, printed);
+        avoid_zero_copy(lane, config);
         choose_devices(lane, config, printed);
     }
     free(printed);
