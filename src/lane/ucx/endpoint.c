@@ -108,30 +108,35 @@ static void free_peer(struct kvfi_lane_peer *peer)
     kvfi_free(allocator, peer);
 }
 
-static enum kvf_status new_peer(struct kvfi_lane *lane, const void *address, size_t len, void *user,
-                                struct kvfi_lane_peer **peer_p, struct kvf_error *error)
+/* NULL with *status_p set. */
+static struct kvfi_lane_peer *new_peer(struct kvfi_lane *lane, const void *address, size_t len,
+                                       void *user, enum kvf_status *status_p,
+                                       struct kvf_error *error)
 {
     struct kvfi_lane_peer *peer = kvfi_calloc(lane->allocator, 1, sizeof(*peer));
-    if (!peer)
-        return kvf_fail(error, KVF_ENOMEM, "ucx: no memory for a peer");
+    unsigned char *kept = kvfi_calloc(lane->allocator, 1, len);
+    if (!peer || !kept) {
+        *status_p = kvf_fail(error, KVF_ENOMEM, "ucx: no memory for a peer");
+        goto err_free;
+    }
     peer->lane = lane;
     peer->user = user;
-    peer->address = kvfi_calloc(lane->allocator, 1, len);
-    enum kvf_status status =
-        peer->address ? create_endpoint(peer, address, len, error)
-                      : kvf_fail(error, KVF_ENOMEM, "ucx: no memory for a peer's address");
-    if (status != KVF_OK) {
-        free_peer(peer);
-        return status;
-    }
-    memcpy(peer->address, address, len);
+    *status_p = create_endpoint(peer, address, len, error);
+    if (*status_p != KVF_OK)
+        goto err_free;
+    memcpy(kept, address, len);
+    peer->address = kept;
     peer->address_len = len;
     peer->next = lane->peers;
     if (lane->peers)
         lane->peers->back = peer;
     lane->peers = peer;
-    *peer_p = peer;
-    return KVF_OK;
+    return peer;
+
+err_free:
+    kvfi_free(lane->allocator, kept);
+    kvfi_free(lane->allocator, peer);
+    return NULL;
 }
 
 enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, size_t len,
@@ -145,8 +150,11 @@ enum kvf_status kvfi_ucx_connect(struct kvfi_lane *lane, const void *address, si
                         "ucx: %zu bytes are not a worker address of format 1 or 2", len);
     KVF_TRY(check_versions(lane, address, len, error));
     struct kvfi_lane_peer *peer = unpark(lane, address, len, user);
+    enum kvf_status status = KVF_OK;
     if (!peer)
-        KVF_TRY(new_peer(lane, address, len, user, &peer, error));
+        peer = new_peer(lane, address, len, user, &status, error);
+    if (!peer)
+        return status;
     peer->abilities = abilities;
     lane->usage.peers++;
     *peer_p = peer;
