@@ -185,8 +185,9 @@ KVF_API void kvf_agent_blob_free(struct kvf_agent *agent, void *blob);
 
 /* Loads a peer's blob (borrowed until return). NIXL's rules: a known name with the same connection
  * adds regions; with another connection: KVF_ENOTALLOWED and nothing changes; our own name:
- * KVF_EINVAL; malformed: KVF_EFORMAT; no common backend: KVF_ENOTSUP. A blob that fails half-way
- * leaves no trace. *peer_p is the same for repeated loads of a live peer. */
+ * KVF_EINVAL; malformed: KVF_EFORMAT; no common backend: KVF_ENOTSUP; a peer that was lost:
+ * KVF_EDISCONNECTED until it is dropped. A blob that fails half-way leaves no trace. *peer_p is the
+ * same for repeated loads of a live peer. */
 KVF_API enum kvf_status kvf_agent_load(struct kvf_agent *agent, const void *blob, size_t len,
                                        struct kvf_peer_id *peer_p,
                                        struct kvf_error *error) KVF_MUST_USE;
