@@ -79,7 +79,7 @@ bool kvfi_host_self(uint8_t offers, const uint8_t nonce[16], struct kvfi_host_id
 /* Whether reading its memory is allowed, and reads what it should. */
 static bool try_cma(pid_t pid, const struct kvfi_host_identity *identity, const char **reason_p)
 {
-    uint8_t nonce[sizeof(identity->nonce)];
+    uint8_t nonce[sizeof(identity->nonce)] = {0};
     const struct iovec local = {.iov_base = nonce, .iov_len = sizeof(nonce)};
     /* NOLINTNEXTLINE: an address in another process */
     const struct iovec remote = {.iov_base = (void *)(uintptr_t)identity->nonce_addr,
