@@ -52,9 +52,9 @@ static void apply_overrides(ucp_config_t *config, const char *printed)
     }
 }
 
-/* Below 1.20, UCX may complete a zero-copy message over tcp twice when its connection fails, and then
- * aborts ("Assertion `comp->count > 0'"). Copied ones cannot be; over tcp they cost little. With RDMA
- * devices it stays on: there it is what makes them fast. */
+/* Below 1.20, UCX may complete a zero-copy message over tcp twice when its connection fails, and
+ * then aborts ("Assertion `comp->count > 0'"). Copied ones cannot be; over tcp they cost little.
+ * With RDMA devices it stays on: there it is what makes them fast. */
 static void avoid_zero_copy(const struct kvfi_lane *lane, ucp_config_t *config)
 {
     if (lane->minor < 20 && !kvfi_nics_has_rdma() && !getenv("UCX_ZCOPY_THRESH"))
